@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// Prompts that do not stand in the run file itself: text files and JSON Lines. Errors name file and line.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "config/run.h"
+
+namespace kvplug::config {
+
+// The whole file as UTF-8 text; Error(kNotFound) or Error(kIo) with `where` in front, kConfig when it is not UTF-8.
+std::string read_text_file(const std::string& path, const std::string& where);
+
+// All prompts of a run in order: [[prompts]], then the lines of input.jsonl, cut at input.limit. A line is an object with
+// text_column (string) or messages_column (array); `id` is used where it stands, other columns are data of the user.
+std::vector<Prompt> read_prompts(const Run& run);
+
+}  // namespace kvplug::config
