@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/describe/families.h"
+
+#include <array>
+#include <string_view>
+
+#include "model/describe/rope.h"
+
+namespace kvplug::model {
+namespace {
+
+// Defaults are those of the family's configuration class in Transformers; 0 = "as many as query heads" / hidden /
+// heads.
+struct Family {
+  std::string_view model_type, architecture;
+  int64_t kv_heads, head_dim, max_position_embeddings;
+  bool qkv_bias;   // a bias on q, k, v without a flag in config.json
+  bool bias_flag;  // attention_bias (q, k, v and o) is a key of this family
+  bool mlp_bias_flag;
+  bool qk_norm;
+  int64_t sliding_window;  // what an absent key means
+  bool window_gate;        // use_sliding_window (default false) switches the window on
+};
+
+constexpr std::array<Family, 4> kFamilies{{
+    {"llama", "LlamaForCausalLM", 0, 0, 2048, false, true, true, false, 0, false},
+    {"mistral", "MistralForCausalLM", 8, 0, 131072, false, false, false, false, 4096, false},
+    {"qwen2", "Qwen2ForCausalLM", 32, 0, 32768, true, false, false, false, 4096, true},
+    {"qwen3", "Qwen3ForCausalLM", 32, 128, 32768, false, true, false, true, 4096, true},
+}};
+
+constexpr int64_t kMaxCount = 1 << 16;  // heads, layers
+constexpr int64_t kMaxWidth = 1 << 20;  // hidden sizes
+constexpr int64_t kMaxVocab = 1 << 24;
+
+const Family& find_family(const ConfigReader& config, std::string& architecture) {
+  const std::string model_type = config.string_or("model_type", "");
+  if (const auto* names = config.find("architectures");
+      names && names->is_array() && !names->empty() && (*names)[0].is_string()) {
+    architecture = (*names)[0].get<std::string>();
+  }
+  std::string known;
+  for (const Family& family : kFamilies) {
+    const bool by_type = family.model_type == model_type;
+    if (by_type && (architecture.empty() || architecture == family.architecture)) {
+      architecture = family.architecture;
+      return family;
+    }
+    known += (known.empty() ? "" : ", ") + std::string(family.architecture);
+  }
+  if (model_type.empty()) config.fail("model_type", "is missing", "give the folder of a Hugging Face model");
+  config.fail("architectures",
+              "\"" + (architecture.empty() ? model_type : architecture) + "\" (model_type \"" + model_type +
+                  "\") is not supported in this release",
+              "known: " + known);
+}
+
+void refuse_unsupported_parts(const ConfigReader& config) {
+  if (config.has("quantization_config")) {
+    config.fail("quantization_config", "quantized weights are not supported in this release",
+                "use the unquantized checkpoint of this model (float32, bfloat16 or float16 safetensors)");
+  }
+  if (config.has("auto_map")) {
+    config.fail("auto_map", "the model needs code of its own, which is never run",
+                "use a model of a known family; `kvplug explain` lists them");
+  }
+  if (const std::string act = config.string_or("hidden_act", "silu"); act != "silu" && act != "swish") {
+    config.fail("hidden_act", "\"" + act + "\" is not supported in this release", "known: silu");
+  }
+}
+
+// Windows are part of a later release: a model whose window can bite is refused, one whose window cannot is full.
+void refuse_windows(const ConfigReader& config, const Family& family, Description& out) {
+  const bool gated_off = family.window_gate && !config.boolean_or("use_sliding_window", false);
+  int64_t window = 0;
+  if (family.sliding_window != 0 && !gated_off) {
+    window = config.json().contains("sliding_window") ? config.integer_or("sliding_window", 1, INT32_MAX, 0)
+                                                      : family.sliding_window;
+  }
+  if (window != 0 && window < out.max_position_embeddings) {
+    config.fail("sliding_window", std::to_string(window) + " is smaller than max_position_embeddings " +
+                                      std::to_string(out.max_position_embeddings) +
+                                      "; sliding-window layers are not supported in this release");
+  }
+  if (const auto* types = config.find("layer_types")) {
+    if (!types->is_array() || types->size() != out.layers.size()) {
+      config.fail("layer_types", "expected a list of " + std::to_string(out.layers.size()) + " words, one a layer");
+    }
+    for (const auto& type : *types) {
+      if (type == "full_attention" || (type == "sliding_attention" && window != 0)) continue;
+      config.fail(
+          "layer_types",
+          type.dump() + (type == "sliding_attention" && gated_off ? " contradicts use_sliding_window = false"
+                                                                  : " layers are not supported in this release"),
+          "known: full_attention");
+    }
+  }
+}
+
+LayerNames layer_names(int64_t index, bool qk_norm) {
+  const std::string layer = "model.layers." + std::to_string(index) + ".";
+  LayerNames names;
+  names.input_norm = layer + "input_layernorm.weight";
+  names.post_attention_norm = layer + "post_attention_layernorm.weight";
+  names.q = layer + "self_attn.q_proj";
+  names.k = layer + "self_attn.k_proj";
+  names.v = layer + "self_attn.v_proj";
+  names.o = layer + "self_attn.o_proj";
+  if (qk_norm) {
+    names.q_norm = layer + "self_attn.q_norm.weight";
+    names.k_norm = layer + "self_attn.k_norm.weight";
+  }
+  names.gate = layer + "mlp.gate_proj";
+  names.up = layer + "mlp.up_proj";
+  names.down = layer + "mlp.down_proj";
+  return names;
+}
+
+}  // namespace
+
+void apply_family(const ConfigReader& config, Description& out) {
+  const Family& family = find_family(config, out.architecture);
+  refuse_unsupported_parts(config);
+  out.model_type = family.model_type;
+  out.vocab_size = config.integer("vocab_size", 1, kMaxVocab);
+  out.hidden_size = config.integer("hidden_size", 1, kMaxWidth);
+  out.intermediate_size = config.integer("intermediate_size", 1, kMaxWidth);
+  out.q_heads = config.integer("num_attention_heads", 1, kMaxCount);
+  const bool kv_named = config.json().contains("num_key_value_heads");
+  out.kv_heads = config.integer_or("num_key_value_heads", 1, kMaxCount,
+                                   kv_named || !family.kv_heads ? out.q_heads : family.kv_heads);
+  if (out.q_heads % out.kv_heads != 0) {
+    config.fail("num_attention_heads", std::to_string(out.q_heads) + " query heads cannot share " +
+                                           std::to_string(out.kv_heads) + " key/value heads evenly");
+  }
+  int64_t head_dim = config.json().contains("head_dim") ? 0 : family.head_dim;
+  if (head_dim == 0 && !config.has("head_dim")) {
+    if (out.hidden_size % out.q_heads != 0) {
+      config.fail("hidden_size", std::to_string(out.hidden_size) + " is no multiple of " + std::to_string(out.q_heads) +
+                                     " heads, and head_dim is missing");
+    }
+    head_dim = out.hidden_size / out.q_heads;
+  }
+  out.head_dim = config.integer_or("head_dim", 2, kMaxWidth, head_dim);
+  if (out.head_dim % 2 != 0 || out.head_dim < 2)
+    config.fail("head_dim", std::to_string(out.head_dim) + " is odd; rotary embedding needs pairs");
+  out.max_position_embeddings =
+      config.integer_or("max_position_embeddings", 1, INT32_MAX, family.max_position_embeddings);
+  out.rms_norm_eps = config.number_or("rms_norm_eps", 0.0, 1.0, 1e-6);
+  out.hidden_act = config.string_or("hidden_act", "silu");
+  out.tie_word_embeddings = config.boolean_or("tie_word_embeddings", false);
+  const bool attention_bias = family.bias_flag && config.boolean_or("attention_bias", false);
+  out.qkv_bias = family.qkv_bias || attention_bias;
+  out.o_bias = attention_bias;
+  out.mlp_bias = family.mlp_bias_flag && config.boolean_or("mlp_bias", false);
+  out.qk_norm = family.qk_norm;
+  out.rope = read_rope(config, out.max_position_embeddings);
+
+  out.layers.resize(static_cast<size_t>(config.integer("num_hidden_layers", 1, kMaxCount)));
+  refuse_windows(config, family, out);
+  for (size_t i = 0; i < out.layers.size(); ++i) {
+    LayerDescription& layer = out.layers[i];
+    layer.names = layer_names(static_cast<int64_t>(i), out.qk_norm);
+    layer.cache.struct_size = sizeof layer.cache;
+    layer.cache.kind = KVP_LAYER_FULL;
+    layer.cache.q_heads = static_cast<int32_t>(out.q_heads);
+    layer.cache.kv_heads = static_cast<int32_t>(out.kv_heads);
+    layer.cache.key_dim = layer.cache.value_dim = static_cast<int32_t>(out.head_dim);
+    layer.cache.shared_with = -1;
+    layer.cache.model_layer = static_cast<int32_t>(i);
+  }
+  out.embed_tokens = "model.embed_tokens.weight";
+  out.final_norm = "model.norm.weight";
+  out.lm_head = out.tie_word_embeddings ? out.embed_tokens : "lm_head.weight";
+}
+
+}  // namespace kvplug::model
