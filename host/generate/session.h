@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// A batch of token sequences and their cache. The session owns the histories (ids of every row) and the stack; what of
+// a row is not cached yet is fed by the next generation. After a run the cache holds all ids of a row but the last.
+// One thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "config/run.h"
+#include "core/cache_stack.h"
+#include "model/executor.h"
+#include "text/tokenizer.h"
+
+namespace kvplug {
+class HostServices;
+class Registry;
+}  // namespace kvplug
+
+namespace kvplug::generate {
+
+// What a session needs from around it; all outlive it through shared ownership by the api handles.
+struct SessionContext {
+  std::shared_ptr<model::Executor> executor;
+  std::shared_ptr<const text::Tokenizer> tokenizer;  // NULL where the folder has none: ids only
+  HostServices* services = nullptr;
+  Registry* registry = nullptr;
+};
+
+class Session {
+ public:
+  // generation: the effective [generation]; memory, cache: limits and negotiation.
+  Session(SessionContext context, const config::Run& run);
+  // On a stack made elsewhere (HF's past_key_values); it may hold tokens already: their ids come first by set_ids.
+  Session(SessionContext context, const config::Run& run, std::shared_ptr<CacheStack> stack);
+  ~Session();
+
+  void append_ids(uint32_t row, std::span<const int32_t> ids);
+  void append_text(uint32_t row, std::string_view text);
+  // Keeps the longest common prefix, crops, appends the rest; returns the tokens that stay cached.
+  size_t set_ids(uint32_t row, std::span<const int32_t> ids);
+  uint64_t length(uint32_t row) const;
+  size_t rows() const;
+  const std::vector<int32_t>& ids(uint32_t row) const;
+  void crop(std::span<const int64_t> n_remove);
+  std::unique_ptr<Session> clone();
+  void reset();
+
+  nlohmann::json explain() const;
+  nlohmann::json stats() const;  // {"tokens", "bytes": as run-file.md Output, "counters"}
+  const config::Run& run() const;
+
+ private:
+  friend class Generation;
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace kvplug::generate
