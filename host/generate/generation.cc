@@ -1,0 +1,390 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "generate/generation.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <deque>
+#include <numeric>
+#include <utility>
+
+#include "core/error.h"
+#include "generate/processors.h"
+#include "generate/sampler.h"
+#include "generate/session_state.h"
+#include "text/stop_strings.h"
+#include "text/stream.h"
+
+namespace kvplug::generate {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// One row of the decode.
+struct Row {
+  config::Generation settings;
+  std::vector<Processor> processors;
+  std::optional<Sampler> sampler;  // absent: greedy
+  std::optional<text::StreamDecoder> decoder;
+  text::StopMatcher stops;
+  int64_t prompt = 0, max_length = 0;  // in ids
+  int32_t newest = -1;                 // chosen, not yet part of the row
+  bool saw_nan = false;
+
+  bool done(const RowResult& result) const { return result.finish != Finish::kNone; }
+  bool is_eos(int32_t id) const {
+    return std::find(settings.eos_token_id.begin(), settings.eos_token_id.end(), id) != settings.eos_token_id.end();
+  }
+};
+
+}  // namespace
+
+const char* finish_word(Finish finish) {
+  static constexpr const char* kWords[] = {"", "eos", "length", "stop_string", "time", "cancelled", "error"};
+  return kWords[static_cast<size_t>(finish)];
+}
+
+struct Generation::State {
+  Session::State& session;
+  std::vector<Row> rows;
+  std::vector<RowResult> results;
+  Timings timings;
+  std::deque<Event> events;
+  std::vector<float> logits, scores;  // [rows, vocab]; scores of rows without processors stay unused
+  std::atomic<bool> cancelled{false};
+  bool started = false, ended = false, uncommitted = false;
+  bool want_logprobs = false;
+  Clock::time_point start;
+  size_t vocab = 0;
+
+  explicit State(Session::State& of) : session(of) {}
+
+  void set_up(std::vector<config::Generation> settings, const std::vector<std::optional<uint64_t>>& seeds);
+  void set_lengths(Row& row, size_t index);
+  void prefill();
+  void decode();
+  void choose();
+  void commit();
+  void finish_row(size_t index, Finish reason);
+  void check_plan() const;
+  bool all_done() const {
+    return std::all_of(results.begin(), results.end(), [](const RowResult& r) { return r.finish != Finish::kNone; });
+  }
+  std::span<float> row_of(std::vector<float>& from, size_t index) { return {from.data() + index * vocab, vocab}; }
+  void emit(EventType type, size_t row, std::string text) {
+    Event event;
+    event.type = type;
+    event.row = static_cast<uint32_t>(row);
+    event.text = std::move(text);
+    events.push_back(std::move(event));
+  }
+};
+
+void Generation::State::set_up(std::vector<config::Generation> settings,
+                               const std::vector<std::optional<uint64_t>>& seeds) {
+  const model::Description& model = session.context.executor->description();
+  vocab = static_cast<size_t>(model.vocab_size);
+  const auto& include = session.run.output.include;
+  want_logprobs = std::find(include.begin(), include.end(), "logprobs") != include.end();
+  if (session.rows.empty()) {
+    throw Error(Code::kInvalidState, "the session has no rows", "append ids or text to row 0 first");
+  }
+  if (settings.size() != 1 && settings.size() != session.rows.size()) {
+    throw Error(Code::kInvalidArgument, "generation settings for 1 or " + std::to_string(session.rows.size()) +
+                                            " rows expected, got " + std::to_string(settings.size()));
+  }
+  const uint64_t run_seed = session.run.run.seed.value_or(0);
+  for (size_t b = 0; b < session.rows.size(); ++b) {
+    Row row{.settings = settings.size() == 1 ? settings[0] : std::move(settings[b]),
+            .processors = {},
+            .sampler = {},
+            .decoder = {},
+            .stops = text::StopMatcher({})};
+    if (session.rows[b].ids.empty()) {
+      if (!row.settings.bos_token_id) {
+        throw Error(Code::kInvalidArgument, "the prompt is empty, and the model has no bos_token_id to start from",
+                    "give at least one token", "row " + std::to_string(b));
+      }
+      const auto bos = static_cast<int32_t>(*row.settings.bos_token_id);
+      session.check_ids(std::span(&bos, 1));
+      session.rows[b].ids.push_back(bos);
+    }
+    row.processors = make_processors(row.settings, model.vocab_size);
+    if (row.settings.do_sample) {
+      const bool own = b < seeds.size() && seeds[b].has_value();
+      row.sampler.emplace(own ? *seeds[b] : row_seed(run_seed, b));
+    }
+    if (session.context.tokenizer)
+      row.decoder.emplace(session.context.tokenizer, session.run.tokenizer.skip_special_tokens);
+    if (!row.settings.stop_strings.empty()) {
+      if (!row.decoder) {
+        throw Error(Code::kUnsupported, "stop strings need a tokenizer, and the model folder has none", "",
+                    "generation.stop_strings");
+      }
+      row.stops = text::StopMatcher(row.settings.stop_strings);
+    }
+    set_lengths(row, b);
+    RowResult result;
+    result.prompt_tokens = static_cast<uint64_t>(row.prompt);
+    rows.push_back(std::move(row));
+    results.push_back(std::move(result));
+  }
+  logits.resize(rows.size() * vocab);
+  if (std::any_of(rows.begin(), rows.end(), [](const Row& r) { return !r.processors.empty(); })) {
+    scores.resize(logits.size());
+  }
+}
+
+// Hugging Face's rule: max_new_tokens wins over max_length; neither given means prompt + 20.
+void Generation::State::set_lengths(Row& row, size_t index) {
+  const config::Generation& s = row.settings;
+  const int64_t positions = session.context.executor->description().max_position_embeddings;
+  row.prompt = static_cast<int64_t>(session.rows[index].ids.size());
+  const std::string where = "row " + std::to_string(index);
+  if (row.prompt > positions) {
+    throw Error(Code::kInvalidArgument,
+                "the prompt has " + std::to_string(row.prompt) + " tokens, the model has " + std::to_string(positions) +
+                    " positions",
+                "shorten the prompt", where);
+  }
+  if (s.max_new_tokens) {
+    row.max_length = row.prompt + *s.max_new_tokens;
+  } else if (s.max_length_given) {
+    row.max_length = s.max_length;
+    if (row.prompt >= row.max_length) {
+      throw Error(Code::kInvalidArgument,
+                  "the prompt has " + std::to_string(row.prompt) + " tokens and generation.max_length is " +
+                      std::to_string(row.max_length) + ", which leaves none to generate",
+                  "use generation.max_new_tokens", where);
+    }
+  } else {
+    row.max_length = row.prompt + s.max_length;
+  }
+  // The last id is never fed, so it needs no position.
+  if (row.max_length > positions + 1) {
+    emit(EventType::kNotice, index,
+         "the model has " + std::to_string(positions) + " positions: at most " +
+             std::to_string(positions + 1 - row.prompt) + " new tokens instead of " +
+             std::to_string(row.max_length - row.prompt));
+    row.max_length = positions + 1;
+  }
+}
+
+void Generation::State::prefill() {
+  std::vector<std::span<const int32_t>> pending;
+  std::vector<bool> fresh;
+  for (size_t b = 0; b < rows.size(); ++b) {
+    SessionRow& row = session.rows[b];
+    // A row that is cached to its end gives no logits: its last token is computed again.
+    if (row.cached == static_cast<int64_t>(row.ids.size())) session.uncache(static_cast<uint32_t>(b), 1);
+    results[b].reused_tokens = static_cast<uint64_t>(row.cached);
+  }
+  for (size_t b = 0; b < rows.size(); ++b) {
+    const SessionRow& row = session.rows[b];
+    pending.push_back(std::span(row.ids).subspan(static_cast<size_t>(row.cached)));
+    fresh.push_back(row.cached == 0);
+  }
+  const Feed feed = make_feed(pending, fresh);
+  timings.prefill_tokens = std::accumulate(pending.begin(), pending.end(), uint64_t{0},
+                                           [](uint64_t sum, const auto& ids) { return sum + ids.size(); });
+  // Slots of the longest row: what it holds now, this feed, and every new token but the last.
+  int64_t slots = 0, total = 0;
+  for (size_t b = 0; b < rows.size(); ++b) {
+    const int64_t pad = feed.pad[b];
+    slots = std::max(slots, pad + rows[b].max_length - 1);
+    total = std::max(total, rows[b].max_length - 1);
+  }
+  const auto chunk = session.run.generation.prefill_chunk_size;
+  if (chunk && !session.use_cache) {
+    throw Error(Code::kConfig, "prefill in chunks needs a cache, and use_cache is false", "remove one of the two",
+                "generation.prefill_chunk_size");
+  }
+  const int64_t step = chunk ? std::min(*chunk, feed.tokens) : feed.tokens;
+  session.prepare(session.use_cache ? slots : total, session.use_cache ? step : total);
+  for (int64_t begin = 0; begin < feed.tokens; begin += step) {
+    const int64_t end = std::min(begin + step, feed.tokens);
+    session.forward(step == feed.tokens ? feed : feed.columns(begin, end), logits.data());
+  }
+  timings.prefill_s = timings.first_token_s = seconds_since(start);
+}
+
+void Generation::State::decode() {
+  const auto begin = Clock::now();
+  std::vector<std::span<const int32_t>> pending;
+  std::vector<bool> fresh;
+  for (size_t b = 0; b < rows.size(); ++b) {
+    const SessionRow& row = session.rows[b];
+    const auto cached = session.use_cache ? static_cast<size_t>(row.cached) : size_t{0};
+    const bool done = rows[b].done(results[b]);
+    pending.push_back(done && session.use_cache ? std::span<const int32_t>{} : std::span(row.ids).subspan(cached));
+    fresh.push_back(cached == 0 && !pending.back().empty());
+    if (!done) ++timings.decode_tokens;
+  }
+  session.forward(make_feed(pending, fresh), logits.data());
+  timings.decode_s += seconds_since(begin);
+}
+
+void Generation::State::choose() {
+  for (size_t b = 0; b < rows.size(); ++b) {
+    Row& row = rows[b];
+    if (row.done(results[b])) continue;
+    std::span<const float> from = row_of(logits, b);
+    if (!row.processors.empty()) {
+      const std::span<float> own = row_of(scores, b);
+      std::copy(from.begin(), from.end(), own.begin());
+      const RowPast past{session.rows[b].ids, row.prompt, row.max_length};
+      for (const Processor& process : row.processors) process(past, own);
+      from = own;
+    }
+    row.newest = row.sampler ? row.sampler->draw(from) : argmax(from);
+    if (std::isnan(from[static_cast<size_t>(row.newest)]) && !std::exchange(row.saw_nan, true)) {
+      emit(EventType::kNotice, b, "the logits hold NaN: what follows in this row means nothing");
+    }
+    emit(EventType::kToken, b, "");
+    events.back().token_id = row.newest;
+    events.back().position = session.rows[b].ids.size();
+    if (want_logprobs) events.back().logprob = log_probability(from, row.newest);
+  }
+  uncommitted = true;
+}
+
+// The newest tokens become part of their rows, once their TOKEN events are delivered (force() may have changed them).
+void Generation::State::commit() {
+  uncommitted = false;
+  for (size_t b = 0; b < rows.size(); ++b) {
+    Row& row = rows[b];
+    RowResult& result = results[b];
+    if (row.done(result)) continue;
+    session.rows[b].ids.push_back(row.newest);
+    result.token_ids.push_back(row.newest);
+    if (want_logprobs) {
+      result.logprobs.push_back(
+          log_probability(row.processors.empty() ? row_of(logits, b) : row_of(scores, b), row.newest));
+    }
+    if (row.decoder) {
+      std::string text = row.stops.feed(row.decoder->push(row.newest));
+      if (!text.empty()) {
+        result.text += text;
+        emit(EventType::kText, b, std::move(text));
+      }
+    }
+    if (row.is_eos(row.newest)) {
+      finish_row(b, Finish::kEos);
+    } else if (row.stops.stopped()) {
+      finish_row(b, Finish::kStopString);
+    } else if (static_cast<int64_t>(session.rows[b].ids.size()) >= row.max_length) {
+      finish_row(b, Finish::kLength);
+    } else if (row.settings.max_time && seconds_since(start) > *row.settings.max_time) {
+      finish_row(b, Finish::kTime);
+    }
+  }
+}
+
+void Generation::State::finish_row(size_t index, Finish reason) {
+  Row& row = rows[index];
+  if (row.decoder) {
+    // What was held back: an incomplete character, and the beginning of a stop string that never came.
+    std::string rest = row.stops.feed(row.decoder->finish());
+    if (row.stops.stopped() && reason != Finish::kEos) reason = Finish::kStopString;
+    rest += row.stops.finish();
+    if (!rest.empty()) {
+      results[index].text += rest;
+      emit(EventType::kText, index, std::move(rest));
+    }
+  }
+  results[index].finish = reason;
+  emit(EventType::kFinish, index, "");
+  events.back().finish = reason;
+}
+
+void Generation::State::check_plan() const {
+  if (session.run.memory.plan != "exact" || !session.stack) return;
+  const kvp_memory memory = session.stack->memory(-1);
+  for (int tier = 0; tier < KVP_N_TIERS; ++tier) {
+    for (int purpose = 0; purpose < KVP_N_PURPOSES; ++purpose) {
+      if (memory.reserved[tier][purpose] == session.planned.reserved[tier][purpose]) continue;
+      throw Error(Code::kPlugin,
+                  "cache \"" + session.run.generation.cache_implementation + "\" holds " +
+                      std::to_string(memory.reserved[tier][purpose]) + " bytes of tier " + std::to_string(tier) +
+                      ", purpose " + std::to_string(purpose) + ", and planned " +
+                      std::to_string(session.planned.reserved[tier][purpose]),
+                  "memory.plan = \"check\" lets the run pass; the plugin's plan is wrong", "memory.plan");
+    }
+  }
+}
+
+Generation::Generation(Session& session, std::vector<config::Generation> settings,
+                       std::vector<std::optional<uint64_t>> seeds)
+    : state_(std::make_unique<State>(*session.state_)) {
+  state_->set_up(std::move(settings), seeds);
+}
+
+Generation::~Generation() = default;
+
+bool Generation::next(Event& event) {
+  State& s = *state_;
+  while (s.events.empty()) {
+    if (s.ended) return false;
+    if (s.uncommitted) {
+      s.commit();
+      continue;
+    }
+    if (s.all_done()) {
+      s.ended = true;
+      s.check_plan();
+      return false;
+    }
+    if (s.cancelled.load(std::memory_order_relaxed)) {
+      for (size_t b = 0; b < s.rows.size(); ++b) {
+        if (!s.rows[b].done(s.results[b])) s.finish_row(b, Finish::kCancelled);
+      }
+      continue;
+    }
+    try {
+      if (!std::exchange(s.started, true)) {
+        s.start = Clock::now();
+        s.prefill();
+      } else {
+        s.decode();
+      }
+      s.choose();
+    } catch (...) {
+      s.ended = true;
+      for (RowResult& result : s.results) {
+        if (result.finish == Finish::kNone) result.finish = Finish::kError;
+      }
+      throw;
+    }
+  }
+  event = std::move(s.events.front());
+  s.events.pop_front();
+  return true;
+}
+
+void Generation::cancel() noexcept { state_->cancelled.store(true, std::memory_order_relaxed); }
+
+std::span<const float> Generation::logits(uint32_t row) const {
+  if (row >= state_->rows.size()) throw Error(Code::kInvalidArgument, "row " + std::to_string(row) + " does not exist");
+  if (!state_->started) throw Error(Code::kInvalidState, "no step has been computed yet");
+  return state_->row_of(state_->logits, row);
+}
+
+std::span<const float> Generation::scores(uint32_t row) const {
+  const std::span<const float> raw = logits(row);
+  return state_->rows[row].processors.empty() ? raw : state_->row_of(state_->scores, row);
+}
+
+void Generation::force(uint32_t row, int32_t id) {
+  if (row >= state_->rows.size()) throw Error(Code::kInvalidArgument, "row " + std::to_string(row) + " does not exist");
+  if (!state_->uncommitted || state_->rows[row].done(state_->results[row])) {
+    throw Error(Code::kInvalidState, "row " + std::to_string(row) + " has no new token to replace");
+  }
+  state_->session.check_ids(std::span(&id, 1));
+  state_->rows[row].newest = id;
+}
+
+const std::vector<RowResult>& Generation::results() const { return state_->results; }
+const Timings& Generation::timings() const { return state_->timings; }
+
+}  // namespace kvplug::generate

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "generate/session.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "core/error.h"
+#include "core/host_services.h"
+#include "core/registry.h"
+#include "generate/session_state.h"
+
+namespace kvplug::generate {
+namespace {
+
+uint64_t sum(const uint64_t (&bytes)[KVP_N_PURPOSES]) {
+  return std::accumulate(bytes, bytes + KVP_N_PURPOSES, uint64_t{0});
+}
+
+std::string mega(uint64_t bytes) { return std::to_string((bytes + (1u << 20) - 1) >> 20) + " MiB"; }
+
+}  // namespace
+
+kvp_call host_call() {
+  kvp_call call{};
+  call.struct_size = sizeof call;
+  call.device_type = KVP_DEVICE_CPU;
+  return call;
+}
+
+CacheChoice Session::State::choice() const {
+  CacheChoice out;
+  out.kind = run.generation.cache_implementation;
+  out.options = run.generation.cache_config;
+  out.on_unsupported = run.cache.negotiation.fallback_on_unsupported ? "fallback" : "error";
+  out.fallback = run.cache.negotiation.fallback;
+  out.require = run.cache.negotiation.require;
+  return out;
+}
+
+StackParams Session::State::params(int64_t batch, int64_t tokens) const {
+  StackParams out;
+  out.batch = batch;
+  out.tokens = tokens;
+  out.dtype = context.executor->options().dtype;
+  return out;
+}
+
+std::optional<uint64_t> Session::State::host_limit() const {
+  if (!run.memory.max_host_bytes) return std::nullopt;
+  return static_cast<uint64_t>(static_cast<double>(*run.memory.max_host_bytes) * (1.0 - run.memory.headroom));
+}
+
+void Session::State::check_ids(std::span<const int32_t> ids) const {
+  const int64_t vocab = context.executor->description().vocab_size;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= vocab) {
+      throw Error(Code::kInvalidArgument, "id " + std::to_string(ids[i]) + " at place " + std::to_string(i) +
+                                              " is not in the vocabulary (0 to " + std::to_string(vocab - 1) + ")");
+    }
+  }
+}
+
+SessionRow& Session::State::row(uint32_t index) {
+  if (index > rows.size()) {
+    throw Error(
+        Code::kInvalidArgument,
+        "row " + std::to_string(index) + " does not exist, and the next new one is row " + std::to_string(rows.size()));
+  }
+  if (index == rows.size()) rows.emplace_back();
+  return rows[index];
+}
+
+const SessionRow& Session::State::row(uint32_t index) const {
+  if (index >= rows.size()) {
+    throw Error(Code::kInvalidArgument,
+                "row " + std::to_string(index) + " does not exist; the session has " + std::to_string(rows.size()));
+  }
+  return rows[index];
+}
+
+void Session::State::prepare(int64_t slots, int64_t query) {
+  const auto batch = static_cast<int64_t>(rows.size());
+  if (use_cache) {
+    const auto layers = context.executor->description().cache_layers();
+    const StackPlan plan = CacheStack::plan(*context.registry, layers, choice(), params(batch, slots), batch, slots);
+    planned = plan.total;
+    const auto limit = host_limit();
+    if (run.memory.plan != "off" && limit) {
+      const uint64_t weights = context.executor->weight_bytes(), cache = plan.total.peak[KVP_TIER_HOST];
+      if (weights + cache > *limit) {
+        throw Error(Code::kPlanExceeded,
+                    "this run needs " + mega(weights + cache) + " (weights " + mega(weights) + ", cache " +
+                        mega(cache) + "), and may use " + mega(*limit),
+                    "raise memory.max_host_bytes, or generate fewer tokens", "memory.max_host_bytes");
+      }
+    }
+    if (!stack) {
+      stack = CacheStack::create(*context.registry, layers, choice(), params(batch, slots));
+      if (limit) {
+        const uint64_t weights = context.executor->weight_bytes();
+        context.services->memory().set_limit(KVP_TIER_HOST, *limit > weights ? *limit - weights : 0);
+      }
+    }
+    if (stack->batch() != 0 && stack->batch() < batch) {
+      std::vector<int64_t> source(static_cast<size_t>(batch), -1);
+      for (int64_t b = 0; b < stack->batch(); ++b) source[static_cast<size_t>(b)] = b;
+      stack->gather(host_call(), source);
+    }
+    try {
+      stack->reserve(host_call(), batch, slots);
+    } catch (const Error& e) {
+      if (e.code() != Code::kUnsupported) throw;  // a kind without reserve allocates as it goes
+    }
+  }
+  if (!runner || shape.max_batch < batch || shape.max_query < query) {
+    shape = {batch, std::max(query, shape.max_query), use_cache};
+    runner = context.executor->prepare(shape, stack.get());
+  }
+}
+
+void Session::State::uncache(uint32_t index, int64_t n_remove) {
+  if (n_remove <= 0) return;
+  SessionRow& target = rows[index];
+  if (stack) {
+    std::vector<int64_t> counts(rows.size(), 0);
+    counts[index] = n_remove;
+    if (stack->batch() < static_cast<int64_t>(counts.size())) counts.resize(static_cast<size_t>(stack->batch()));
+    try {
+      stack->crop(host_call(), counts);
+    } catch (const Error& e) {
+      if (e.code() != Code::kInvalidState && e.code() != Code::kUnsupported) throw;
+      // Emptying needs no recorded past: what cannot be cut is computed again.
+      if (rows.size() == 1) {
+        stack->reset(host_call());
+      } else {
+        std::vector<int64_t> source(static_cast<size_t>(stack->batch()));
+        for (size_t b = 0; b < source.size(); ++b) source[b] = b == index ? -1 : static_cast<int64_t>(b);
+        stack->gather(host_call(), source);
+      }
+      n_remove = target.cached;
+    }
+  }
+  target.cached -= std::min(n_remove, target.cached);
+}
+
+void Session::State::forward(const Feed& feed, float* logits) {
+  runner->forward(feed.input(), stack.get(), logits);
+  if (!stack) return;
+  for (size_t b = 0; b < rows.size(); ++b) rows[b].cached += feed.count[b] - feed.pad[b];
+}
+
+Session::Session(SessionContext context, const config::Run& run) : state_(std::make_unique<State>()) {
+  state_->context = std::move(context);
+  state_->run = run;
+  state_->use_cache = run.generation.use_cache;
+}
+
+Session::Session(SessionContext context, const config::Run& run, std::shared_ptr<CacheStack> stack)
+    : Session(std::move(context), run) {
+  if (run.generation.cache_source >= config::Source::kFile) {
+    throw Error(Code::kConfig,
+                "a cache was handed in and generation.cache_implementation names \"" +
+                    run.generation.cache_implementation + "\" as well",
+                "leave one of the two out", "generation.cache_implementation");
+  }
+  if (!run.generation.use_cache) {
+    throw Error(Code::kConfig, "a cache was handed in and use_cache is false", "leave one of the two out",
+                "generation.use_cache");
+  }
+  if (stack->seen() != 0) {
+    throw Error(Code::kInvalidState,
+                "the cache already holds " + std::to_string(stack->seen()) + " tokens whose ids are not known",
+                "hand in an empty cache; to go on from a filled one clone the session that filled it");
+  }
+  state_->stack = std::move(stack);
+}
+
+Session::~Session() = default;
+
+void Session::append_ids(uint32_t row, std::span<const int32_t> ids) {
+  state_->check_ids(ids);
+  SessionRow& target = state_->row(row);
+  target.ids.insert(target.ids.end(), ids.begin(), ids.end());
+}
+
+void Session::append_text(uint32_t row, std::string_view text) {
+  if (!state_->context.tokenizer) {
+    throw Error(Code::kUnsupported, "the model folder has no tokenizer.json, so text cannot be read",
+                "give input_ids, or tokenizer.path");
+  }
+  // Only the start of a sequence gets BOS and the like.
+  const bool first = row >= state_->rows.size() || state_->rows[row].ids.empty();
+  append_ids(row, state_->context.tokenizer->encode(text, first && state_->run.tokenizer.add_special_tokens));
+}
+
+size_t Session::set_ids(uint32_t row, std::span<const int32_t> ids) {
+  state_->check_ids(ids);
+  SessionRow& target = state_->row(row);
+  const auto common = std::mismatch(target.ids.begin(), target.ids.end(), ids.begin(), ids.end());
+  const int64_t shared = common.first - target.ids.begin();
+  // The newest token is always computed, for its logits.
+  const int64_t kept = std::min(shared, static_cast<int64_t>(ids.size()) - 1);
+  state_->uncache(row, target.cached - std::max<int64_t>(kept, 0));
+  target.ids.assign(ids.begin(), ids.end());
+  return static_cast<size_t>(target.cached);
+}
+
+uint64_t Session::length(uint32_t row) const { return std::as_const(*state_).row(row).ids.size(); }
+size_t Session::rows() const { return state_->rows.size(); }
+const std::vector<int32_t>& Session::ids(uint32_t row) const { return std::as_const(*state_).row(row).ids; }
+
+void Session::crop(std::span<const int64_t> n_remove) {
+  if (n_remove.size() != 1 && n_remove.size() != state_->rows.size()) {
+    throw Error(Code::kInvalidArgument, "crop takes 1 count or one a row (" + std::to_string(state_->rows.size()) +
+                                            "), got " + std::to_string(n_remove.size()));
+  }
+  // Counts are of ids; of a row's cached ids only those beyond the new length go.
+  std::vector<int64_t> cached(state_->rows.size());
+  for (size_t b = 0; b < cached.size(); ++b) {
+    const int64_t n = n_remove.size() == 1 ? n_remove[0] : n_remove[b];
+    if (n < 0)
+      throw Error(Code::kInvalidArgument, "crop takes the number of newest tokens to remove, got " + std::to_string(n));
+    const auto length = static_cast<int64_t>(state_->rows[b].ids.size());
+    cached[b] = std::max<int64_t>(0, state_->rows[b].cached - std::max<int64_t>(0, length - n));
+  }
+  if (state_->stack && std::any_of(cached.begin(), cached.end(), [](int64_t n) { return n > 0; })) {
+    state_->stack->crop(host_call(), std::span(cached).first(static_cast<size_t>(state_->stack->batch())));
+  }
+  for (size_t b = 0; b < cached.size(); ++b) {
+    SessionRow& row = state_->rows[b];
+    const int64_t n = n_remove.size() == 1 ? n_remove[0] : n_remove[b];
+    row.ids.resize(static_cast<size_t>(std::max<int64_t>(0, static_cast<int64_t>(row.ids.size()) - n)));
+    row.cached -= cached[b];
+  }
+}
+
+std::unique_ptr<Session> Session::clone() {
+  auto out = std::make_unique<Session>(state_->context, state_->run);
+  out->state_->use_cache = state_->use_cache;
+  out->state_->rows = state_->rows;
+  if (state_->stack) out->state_->stack = state_->stack->clone(host_call());
+  return out;
+}
+
+void Session::reset() {
+  if (state_->stack) state_->stack->reset(host_call());
+  state_->rows.clear();
+}
+
+nlohmann::json Session::explain() const {
+  nlohmann::json out{{"use_cache", state_->use_cache}, {"executor", state_->context.executor->explain()}};
+  std::vector<LayerPlacement> placements;
+  if (state_->stack) {
+    placements = state_->stack->placements();
+  } else if (state_->use_cache) {
+    placements = CacheStack::plan(*state_->context.registry, state_->context.executor->description().cache_layers(),
+                                  state_->choice(), state_->params(1, 1), 1, 1)
+                     .placements;
+  }
+  out["layers"] = nlohmann::json::array();
+  for (const LayerPlacement& p : placements) {
+    out["layers"].push_back(
+        {{"layer", p.model_layer}, {"kind", p.kind}, {"plugin", p.plugin}, {"attend", p.attend}, {"reason", p.reason}});
+  }
+  return out;
+}
+
+nlohmann::json Session::stats() const {
+  nlohmann::json out{{"tokens", 0}, {"bytes", nlohmann::json::object()}, {"counters", nlohmann::json::object()}};
+  static constexpr const char* kTiers[] = {"device", "pinned", "host", "file"};
+  kvp_memory memory{};
+  if (state_->stack) {
+    memory = state_->stack->memory(-1);
+    out["tokens"] = state_->stack->seen();
+    out["counters"] = state_->stack->counters();
+  }
+  uint64_t planned = 0, used = 0, reserved = 0;
+  nlohmann::json tiers = nlohmann::json::object();
+  for (int tier = 0; tier < KVP_N_TIERS; ++tier) {
+    planned += sum(state_->planned.reserved[tier]);
+    used += sum(memory.used[tier]);
+    reserved += sum(memory.reserved[tier]);
+    tiers[kTiers[tier]] = sum(memory.reserved[tier]);
+  }
+  out["bytes"] = {{"planned", planned},
+                  {"used", used},
+                  {"reserved", reserved},
+                  {"unquantized", memory.unquantized},
+                  {"by_tier", tiers}};
+  return out;
+}
+
+const config::Run& Session::run() const { return state_->run; }
+
+}  // namespace kvplug::generate
