@@ -248,22 +248,21 @@ void Session::reset() {
   state_->rows.clear();
 }
 
+std::vector<LayerPlacement> Session::placements() const {
+  if (state_->stack) return state_->stack->placements();
+  if (!state_->use_cache) return {};
+  return CacheStack::plan(*state_->context.registry, state_->context.executor->description().cache_layers(),
+                          state_->choice(), state_->params(1, 1), 1, 1)
+      .placements;
+}
+
 nlohmann::json Session::explain() const {
-  nlohmann::json out{{"use_cache", state_->use_cache}, {"executor", state_->context.executor->explain()}};
-  std::vector<LayerPlacement> placements;
-  if (state_->stack) {
-    placements = state_->stack->placements();
-  } else if (state_->use_cache) {
-    placements = CacheStack::plan(*state_->context.registry, state_->context.executor->description().cache_layers(),
-                                  state_->choice(), state_->params(1, 1), 1, 1)
-                     .placements;
-  }
-  out["layers"] = nlohmann::json::array();
-  for (const LayerPlacement& p : placements) {
-    out["layers"].push_back(
+  nlohmann::json layers = nlohmann::json::array();
+  for (const LayerPlacement& p : placements()) {
+    layers.push_back(
         {{"layer", p.model_layer}, {"kind", p.kind}, {"plugin", p.plugin}, {"attend", p.attend}, {"reason", p.reason}});
   }
-  return out;
+  return {{"use_cache", state_->use_cache}, {"executor", state_->context.executor->explain()}, {"layers", layers}};
 }
 
 nlohmann::json Session::stats() const {

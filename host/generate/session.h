@@ -50,6 +50,7 @@ class Session {
   std::unique_ptr<Session> clone();
   void reset();
 
+  std::vector<LayerPlacement> placements() const;  // empty with use_cache = false
   nlohmann::json explain() const;
   nlohmann::json stats() const;  // {"tokens", "bytes": as run-file.md Output, "counters"}
   const config::Run& run() const;

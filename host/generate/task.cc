@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "generate/task.h"
+
+#include <algorithm>
+
+#include "generate/sampler.h"
+
+namespace kvplug::generate {
+namespace {
+
+std::vector<int32_t> prompt_ids(const config::Prompt& prompt, const config::Run& run, const text::ChatTemplate* chat,
+                                const SessionContext& context, std::vector<std::string>& notices) {
+  if (prompt.input_ids) {
+    std::vector<int32_t> ids;
+    for (const int64_t id : *prompt.input_ids) {
+      // Out of range in 64 bits stays out of range in 32: the session names the id and the vocabulary.
+      if (id < INT32_MIN || id > INT32_MAX) {
+        throw Error(Code::kInvalidArgument, "id " + std::to_string(id) + " is not in the vocabulary", "", prompt.where);
+      }
+      ids.push_back(static_cast<int32_t>(id));
+    }
+    return ids;
+  }
+  if (!context.tokenizer) {
+    throw Error(Code::kModel, "the model folder has no tokenizer.json, so a prompt of text cannot be read",
+                "give input_ids, or set tokenizer.path", prompt.where);
+  }
+  if (!prompt.messages) return context.tokenizer->encode(*prompt.text, run.tokenizer.add_special_tokens);
+  const auto ids =
+      context.tokenizer->encode(render_messages(*prompt.messages, run.tokenizer, chat, *context.tokenizer), false);
+  if (context.tokenizer->begins_with_doubled_bos(ids)) {
+    notices.push_back("prompt \"" + prompt.id + "\": the rendered template begins with two BOS tokens");
+  }
+  return ids;
+}
+
+void add_counters(nlohmann::json& sum, const nlohmann::json& more) {
+  for (const auto& [name, value] : more.items()) {
+    if (value.is_number()) sum[name] = sum.value(name, uint64_t{0}) + value.get<uint64_t>();
+  }
+}
+
+// Prompts first..first+n-1 as one session. Fills their results; throws what ended the batch.
+void run_batch(const SessionContext& context, const text::ChatTemplate* chat, const config::Run& run,
+               const std::vector<config::Prompt>& prompts, size_t first, size_t n, const TaskHooks& hooks,
+               TaskResult& out) {
+  Session session(context, run);
+  std::vector<config::Generation> settings;
+  std::vector<std::optional<uint64_t>> seeds;
+  for (size_t i = 0; i < n; ++i) {
+    const config::Prompt& prompt = prompts[first + i];
+    try {
+      session.append_ids(static_cast<uint32_t>(i), prompt_ids(prompt, run, chat, context, out.notices));
+    } catch (const Error& e) {
+      throw Error(e.code(), e.message(), e.hint(), e.where().empty() ? prompt.where : e.where());
+    }
+    settings.push_back(prompt.generation);
+    // By the prompt's number, so that the size of a batch does not change what a row draws.
+    seeds.push_back(prompt.seed ? *prompt.seed : row_seed(run.run.seed.value_or(0), first + i));
+  }
+  Generation generation(session, std::move(settings), std::move(seeds));
+  Event event;
+  while (generation.next(event)) {
+    const uint32_t row = event.row;
+    if (event.type == EventType::kToken && hooks.keep_logits) {
+      const auto logits = generation.logits(row);
+      auto& kept = out.prompts[first + row].logits;
+      kept.insert(kept.end(), logits.begin(), logits.end());
+    }
+    if (event.type == EventType::kNotice)
+      out.notices.push_back("prompt \"" + prompts[first + row].id + "\": " + event.text);
+    event.row = static_cast<uint32_t>(first) + row;
+    if (hooks.event && !hooks.event(event)) {
+      generation.cancel();
+      out.cancelled = true;
+    }
+  }
+  for (size_t i = 0; i < n; ++i) {
+    out.prompts[first + i].row = generation.results()[i];
+    out.prompts[first + i].timings = generation.timings();
+  }
+  nlohmann::json stats = session.stats();
+  nlohmann::json counters = out.stats.is_object() ? out.stats["counters"] : nlohmann::json::object();
+  add_counters(counters, stats["counters"]);
+  out.stats = std::move(stats);
+  out.stats["counters"] = std::move(counters);
+  out.placements = session.placements();
+}
+
+}  // namespace
+
+std::string render_messages(const nlohmann::json& messages, const config::TokenizerSection& settings,
+                            const text::ChatTemplate* chat, const text::Tokenizer& tokenizer) {
+  if (!chat) {
+    throw Error(Code::kConfig,
+                settings.chat_template == "none"
+                    ? "messages need a chat template, and tokenizer.chat_template is \"none\""
+                    : "messages need a chat template, and the model folder has none",
+                "give the prompt as text, or set tokenizer.chat_template to a .jinja file", "tokenizer.chat_template");
+  }
+  text::ChatOptions options;
+  options.add_generation_prompt = settings.add_generation_prompt && !settings.continue_final_message;
+  options.continue_final_message = settings.continue_final_message;
+  options.kwargs_json = settings.chat_template_kwargs.dump();
+  options.special_tokens = tokenizer.special_tokens();
+  return chat->render(messages.dump(), options);
+}
+
+TaskResult run_prompts(const SessionContext& context, const text::ChatTemplate* chat, const config::Run& run,
+                       const std::vector<config::Prompt>& prompts, const TaskHooks& hooks) {
+  TaskResult out;
+  out.prompts.resize(prompts.size());
+  for (size_t i = 0; i < prompts.size(); ++i) out.prompts[i].id = prompts[i].id;
+  const auto batch = static_cast<size_t>(run.input.batch_size);
+  for (size_t first = 0; first < prompts.size() && !out.cancelled; first += batch) {
+    const size_t n = std::min(batch, prompts.size() - first);
+    try {
+      run_batch(context, chat, run, prompts, first, n, hooks, out);
+    } catch (const Error& e) {
+      if (run.run.stop_on_prompt_error) throw;
+      for (size_t i = first; i < first + n; ++i) {
+        out.prompts[i].error = e;
+        out.prompts[i].row.finish = Finish::kError;
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace kvplug::generate

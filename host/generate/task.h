@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// A run's prompts from first to last: text, messages or ids become rows, rows become batches, every batch a session
+// and a generation. What comes out is data for the run document; events go to the caller as they are computed.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "generate/generation.h"
+#include "text/chat_template.h"
+
+namespace kvplug::generate {
+
+struct PromptResult {
+  std::string id;
+  RowResult row;
+  Timings timings;             // of its batch
+  std::optional<Error> error;  // run.on_prompt_error = "continue": what ended this prompt
+  std::vector<float> logits;   // [new tokens, vocab], raw; kept only on request
+};
+
+struct TaskResult {
+  std::vector<PromptResult> prompts;
+  std::vector<LayerPlacement> placements;  // of the last batch; empty with use_cache = false
+  nlohmann::json stats;                    // Session::stats() of the last batch, counters summed over all
+  std::vector<std::string> notices;
+  bool cancelled = false;
+};
+
+struct TaskHooks {
+  // Event::row is the number of the prompt. False cancels the run.
+  std::function<bool(const Event&)> event;
+  bool keep_logits = false;
+};
+
+// The text that a prompt stands for: its own, or its messages through the chat template. Throws kModel / kConfig when
+// messages meet a folder without a template.
+std::string render_messages(const nlohmann::json& messages, const config::TokenizerSection& settings,
+                            const text::ChatTemplate* chat, const text::Tokenizer& tokenizer);
+
+// chat may be NULL where no prompt has messages. Throws what ends the whole run.
+TaskResult run_prompts(const SessionContext& context, const text::ChatTemplate* chat, const config::Run& run,
+                       const std::vector<config::Prompt>& prompts, const TaskHooks& hooks);
+
+}  // namespace kvplug::generate
