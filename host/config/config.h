@@ -17,14 +17,17 @@
 #include <vector>
 
 #include "config/run.h"
+#include "core/options_schema.h"
 
 namespace kvplug::config {
 
-// The cache kinds that plugins provide, as data: kind -> options schema (JSON Schema of one flat object).
+// The cache kinds that plugins provide, as data.
 struct KindTable {
-  std::map<std::string, nlohmann::json, std::less<>> schemas;
-  std::string searched;  // where plugins were looked for, for the hint of an unknown kind; may be empty
+  std::map<std::string, OptionsSchema, std::less<>> schemas;
+  std::vector<std::string> searched;  // every place plugins were looked for, for the hint of an unknown kind
 };
+
+struct State;
 
 class Config {
  public:
@@ -35,17 +38,20 @@ class Config {
   Config(Config&&) noexcept;
   Config& operator=(Config&&) noexcept;
 
-  // A run file. `origin` names it in messages ("run.toml"); relative paths are taken from base_dir.
+  // A run file; config_version is required in it. `origin` names it in messages ("run.toml"); relative paths are taken
+  // from base_dir.
   void merge_toml(std::string_view text, std::string_view origin, const std::filesystem::path& base_dir);
   // The same document as JSON; null values are keys not given.
   void merge_json(std::string_view text, std::string_view origin, const std::filesystem::path& base_dir);
   // One key, strongest layer: "generation.top_p", "0.9". The value is TOML; a text that is no TOML value is taken as a
   // string where the key is one. Relative paths are taken from the working directory.
-  void set(std::string_view key, std::string_view toml_value, std::string_view origin = "--set");
+  void set(std::string_view key, std::string_view toml_value, std::string_view origin = "--set",
+           Source source = Source::kFlag);
   // KVPLUG_ variables (others are passed over): KVPLUG_GENERATION__TOP_P=0.9 is generation.top_p.
   void merge_environment(std::span<const std::pair<std::string, std::string>> variables);
   // The checkpoint's generation_config.json, weakest layer above the defaults; replaces an earlier one. Strict about
-  // the types of keys used here, tolerant about unknown ones (HF writes many); null = not given.
+  // the types of keys used here, tolerant about unknown ones (HF writes many); null = not given. The caller honours
+  // model.use_generation_config; where the checkpoint has no such file it hands over the special tokens of config.json.
   void set_checkpoint(std::string_view text, std::string_view origin = "generation_config.json");
 
   // {"value": ..., "origin": "run.toml:14:3"}; a table gives an object of such. Unknown key: Error(kConfig).
@@ -61,8 +67,10 @@ class Config {
   nlohmann::json effective_json() const;
 
  private:
-  struct State;
   std::unique_ptr<State> state_;
 };
+
+// What a run needs beyond a valid file: a model, and for `generate` a prompt. Error(kConfig) naming what is missing.
+void check_complete(const Run& run);
 
 }  // namespace kvplug::config

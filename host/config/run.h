@@ -24,20 +24,20 @@ struct Origin {
   friend bool operator==(const Origin&, const Origin&) = default;
 };
 
-// Something the user should hear once; never a failure. `code` is stable: kind_mapped, no_effect, sampling_off,
-// max_length_overridden, cache_off, not_built.
+// Something the user should hear once; never a failure. `code` is stable: kind_mapped, sampling_off,
+// max_length_overridden, length_unreachable, cache_off, not_built.
 struct Notice {
   std::string code, text;
   friend bool operator==(const Notice&, const Notice&) = default;
 };
 
 struct RunSection {
-  std::string task;                // generate | plan
-  std::string name;                // label copied into every output
-  std::optional<uint64_t> seed;    // absent: the program draws one and prints it
+  std::string task;              // generate | plan
+  std::string name;              // label copied into every output
+  std::optional<uint64_t> seed;  // absent: the program draws one and prints it
   bool deterministic = false;
-  int threads = 0;                 // 0 = physical cores
-  std::string log_level;           // error | warning | info | debug
+  int threads = 0;                   // 0 = physical cores
+  std::string log_level;             // error | warning | info | debug
   bool stop_on_prompt_error = true;  // run.on_prompt_error == "stop"
   friend bool operator==(const RunSection&, const RunSection&) = default;
 };
@@ -84,9 +84,9 @@ struct Generation {
   // strategy and cache
   bool do_sample = false;
   bool use_cache = true;
-  std::string cache_implementation = "dynamic";               // retired words are already mapped
-  Source cache_source = Source::kDefault;                     // >= kFile: the user named the kind
-  nlohmann::json cache_config = nlohmann::json::object();     // checked against the kind's options schema
+  std::string cache_implementation = "dynamic";            // retired words are already mapped
+  Source cache_source = Source::kDefault;                  // >= kFile: the user named the kind
+  nlohmann::json cache_config = nlohmann::json::object();  // checked against the kind's options schema
   std::optional<int64_t> prefill_chunk_size;
   // logits
   double temperature = 1.0;
@@ -114,10 +114,11 @@ struct Generation {
   friend bool operator==(const Generation&, const Generation&) = default;
 };
 
-// Exactly one of text, messages, input_ids is set (text read from `file` already).
+// Exactly one of text, file, messages, input_ids is set; in what read_prompts() gives, `file` has become text.
 struct Prompt {
   std::string id;  // unique; "0", "1", ... by position when not given
   std::optional<std::string> text;
+  std::optional<std::string> file;         // absolute path
   std::optional<nlohmann::json> messages;  // [{"role": ..., "content": ...}, ...]
   std::optional<std::vector<int64_t>> input_ids;
   std::optional<uint64_t> seed;  // own generator of this row
@@ -138,9 +139,9 @@ struct CacheSection {
 };
 
 struct MemorySection {
-  std::string plan;                         // off | check | exact
-  std::optional<uint64_t> max_host_bytes;   // absent = "auto"
-  double headroom = 0.05;                   // part of the limit that stays free
+  std::string plan;                        // off | check | exact
+  std::optional<uint64_t> max_host_bytes;  // absent = "auto"
+  double headroom = 0.05;                  // part of the limit that stays free
   friend bool operator==(const MemorySection&, const MemorySection&) = default;
 };
 
@@ -178,7 +179,7 @@ struct Run {
   ModelSection model;
   TokenizerSection tokenizer;
   InputSection input;
-  std::vector<Prompt> prompts;  // of the file; those of input.jsonl come from config/input.h
+  std::vector<Prompt> prompts;  // of the file; config/input.h reads their files and input.jsonl
   Generation generation;
   CacheSection cache;
   MemorySection memory;
