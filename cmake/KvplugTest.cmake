@@ -31,6 +31,6 @@ function(kvplug_add_test name)
   endif()
   add_test(NAME ${name} COMMAND ${name})
   # One OpenMP thread: two on a busy machine wait for each other's time slices.
-  set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}
-    ENVIRONMENT "OMP_NUM_THREADS=1;${arg_ENVIRONMENT}")
+  set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT})
+  set_property(TEST ${name} PROPERTY ENVIRONMENT OMP_NUM_THREADS=1 ${arg_ENVIRONMENT})
 endfunction()
