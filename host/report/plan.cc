@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "report/plan.h"
+
+#include <algorithm>
+
+#include "core/accounts.h"
+#include "core/registry.h"
+#include "report/machine.h"
+
+namespace kvplug::report {
+
+kvp_dtype compute_dtype(const config::Run& run, const model::Description& model) {
+  if (run.model.dtype == "float32") return {KVP_DTYPE_FLOAT, 32, 1};
+  if (run.model.dtype == "bfloat16") return {KVP_DTYPE_BFLOAT, 16, 1};
+  if (run.model.dtype == "float16") return {KVP_DTYPE_FLOAT, 16, 1};
+  return model.checkpoint_dtype;
+}
+
+std::string dtype_word(kvp_dtype dtype) {
+  if (dtype.code == KVP_DTYPE_BFLOAT) return "bfloat16";
+  return "float" + std::to_string(dtype.bits);
+}
+
+CacheChoice cache_choice(const config::Run& run) {
+  CacheChoice out;
+  out.kind = run.generation.cache_implementation;
+  out.options = run.generation.cache_config;
+  out.on_unsupported = run.cache.negotiation.fallback_on_unsupported ? "fallback" : "error";
+  out.fallback = run.cache.negotiation.fallback;
+  out.require = run.cache.negotiation.require;
+  return out;
+}
+
+RunPlan plan_run(Registry& registry, const config::Run& run, const model::Description& model, int64_t batch,
+                 std::optional<int64_t> prompt_tokens) {
+  RunPlan out;
+  out.dtype = compute_dtype(run, model);
+  out.weight_bytes = model::weight_bytes(model, out.dtype);
+  out.batch = batch;
+  const config::Generation& g = run.generation;
+  const int64_t prompt = std::max<int64_t>(prompt_tokens.value_or(1), 1);
+  const int64_t length = g.max_new_tokens     ? prompt + *g.max_new_tokens
+                         : g.max_length_given ? std::max(g.max_length, prompt + 1)
+                                              : prompt + g.max_length;
+  out.tokens = std::min(length, model.max_position_embeddings + 1) - 1;  // the last token is never fed
+  out.peak_host_bytes = out.weight_bytes;
+  if (g.use_cache) {
+    StackParams params;
+    params.batch = batch;
+    params.tokens = out.tokens;
+    params.dtype = out.dtype;
+    out.cache = CacheStack::plan(registry, model.cache_layers(), cache_choice(run), params, batch, out.tokens);
+    out.peak_host_bytes += out.cache.total.peak[KVP_TIER_HOST];
+  }
+  const uint64_t limit = run.memory.max_host_bytes.value_or(available_host_bytes());
+  out.limit_host_bytes = static_cast<uint64_t>(static_cast<double>(limit) * (1.0 - run.memory.headroom));
+  out.fits = out.limit_host_bytes == 0 || out.peak_host_bytes <= out.limit_host_bytes;
+  return out;
+}
+
+nlohmann::json plan_json(const RunPlan& plan, const config::Run& run, const model::Description& model) {
+  nlohmann::json rows = nlohmann::json::array();
+  nlohmann::json totals = {{"weights", {{"host", plan.weight_bytes}}}};
+  rows.push_back({{"layer", nullptr},
+                  {"kind", "weights"},
+                  {"plugin", nullptr},
+                  {"tier", "host"},
+                  {"purpose", "weights"},
+                  {"bytes", plan.weight_bytes}});
+  for (size_t i = 0; i < plan.cache.layers.size(); ++i) {
+    const LayerPlacement& at = plan.cache.placements[i];
+    for (int tier = 0; tier < KVP_N_TIERS; ++tier) {
+      for (int purpose = 0; purpose < KVP_N_PURPOSES; ++purpose) {
+        const uint64_t bytes = plan.cache.layers[i].reserved[tier][purpose];
+        if (bytes == 0) continue;
+        rows.push_back({{"layer", at.model_layer},
+                        {"kind", at.kind},
+                        {"plugin", at.plugin},
+                        {"tier", tier_word(tier)},
+                        {"purpose", purpose_word(purpose)},
+                        {"bytes", bytes}});
+      }
+    }
+  }
+  uint64_t cache_bytes = 0;
+  for (int tier = 0; tier < KVP_N_TIERS; ++tier) {
+    for (int purpose = 0; purpose < KVP_N_PURPOSES; ++purpose) {
+      const uint64_t bytes = plan.cache.total.reserved[tier][purpose];
+      if (bytes == 0) continue;
+      totals[purpose_word(purpose)][tier_word(tier)] = bytes;
+      cache_bytes += bytes;
+    }
+  }
+  return {{"schema_version", 1},
+          {"config_digest", run.digest},
+          {"model",
+           {{"path", model.folder.string()},
+            {"model_type", model.model_type},
+            {"dtype", dtype_word(plan.dtype)},
+            {"layers", model.layers.size()},
+            {"parameters", model.parameters}}},
+          {"cache_implementation",
+           run.generation.use_cache ? nlohmann::json(run.generation.cache_implementation) : nlohmann::json(nullptr)},
+          {"batch", plan.batch},
+          {"tokens", plan.tokens},
+          {"rows", rows},
+          {"totals", totals},
+          {"cache_bytes", cache_bytes},
+          {"unquantized_bytes", plan.cache.total.unquantized},
+          {"peak_host_bytes", plan.peak_host_bytes},
+          {"limit_host_bytes", plan.limit_host_bytes},
+          {"fits", plan.fits}};
+}
+
+}  // namespace kvplug::report

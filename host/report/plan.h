@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a run will hold in memory, before a byte of weights is read: config.json and safetensors headers give the
+// weights, the plugins' own plans the cache, exact per tier and purpose.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <vector>
+
+#include "config/run.h"
+#include "core/cache_stack.h"
+#include "model/describe/description.h"
+
+namespace kvplug {
+class Registry;
+}
+
+namespace kvplug::report {
+
+struct RunPlan {
+  uint64_t weight_bytes = 0;
+  StackPlan cache;  // empty with use_cache = false
+  int64_t batch = 1, tokens = 0;
+  uint64_t peak_host_bytes = 0;
+  uint64_t limit_host_bytes = 0;  // headroom taken off; 0 = unknown
+  bool fits = true;
+  kvp_dtype dtype{};
+};
+
+kvp_dtype compute_dtype(const config::Run& run, const model::Description& model);
+std::string dtype_word(kvp_dtype dtype);  // "float32", ...
+CacheChoice cache_choice(const config::Run& run);
+
+// prompt_tokens: of the longest prompt, absent where texts are not tokenized yet (0 then counts as 1).
+RunPlan plan_run(Registry& registry, const config::Run& run, const model::Description& model, int64_t batch,
+                 std::optional<int64_t> prompt_tokens);
+
+// {"schema_version", "model", "batch", "tokens", "rows": [{layer, kind, plugin, tier, purpose, bytes}], "totals",
+// "fits", ...}
+nlohmann::json plan_json(const RunPlan& plan, const config::Run& run, const model::Description& model);
+
+}  // namespace kvplug::report
