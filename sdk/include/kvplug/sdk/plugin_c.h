@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Helpers for plugins written in C: fill in an error, find an option.
+ * Helpers for plugins written in C: fill in an error, find an option, read and write structs.
  *
  * Header only, C99, and the standard library's stdio and string. Nothing here takes memory.
  */
@@ -76,6 +76,28 @@ static inline const kvp_option *kvp_unknown_option(const kvp_option *options, si
     if (known[j] == NULL) return &options[i];
   }
   return NULL;
+}
+
+/* Reads a growable struct of any version into one of today's: what the giver does not know is zero.
+ *   kvp_cache_create c; kvp_read_struct(&c, sizeof(c), given);
+ * Thread: any. Since 0.1. */
+static inline void kvp_read_struct(void *today, size_t size, const void *given) {
+  size_t given_size;
+  memcpy(&given_size, given, sizeof(given_size));
+  memset(today, 0, size);
+  memcpy(today, given, given_size < size ? given_size : size);
+  memcpy(today, &size, sizeof(size));
+}
+
+/* Writes today's struct into the caller's of any version: the fields that both know; the caller's struct_size stays.
+ * Thread: any. Since 0.1. */
+static inline void kvp_write_struct(void *given, const void *today, size_t size) {
+  size_t given_size;
+  memcpy(&given_size, given, sizeof(given_size));
+  if (given_size < size) size = given_size;
+  if (size > sizeof(size_t)) {
+    memcpy((char *)given + sizeof(size_t), (const char *)today + sizeof(size_t), size - sizeof(size_t));
+  }
 }
 
 #endif /* KVPLUG_SDK_PLUGIN_C_H */
