@@ -127,6 +127,12 @@ void Config::set(std::string_view key, std::string_view toml_value, std::string_
   merge(*state_, node, context);
 }
 
+void Config::overlay(const Config& above) {
+  for (const Source source : {Source::kFile, Source::kEnvironment, Source::kFlag}) {
+    put_above(state_->layer(Source::kFlag), above.state_->layer(source));
+  }
+}
+
 void Config::merge_environment(std::span<const std::pair<std::string, std::string>> variables) {
   Config next(*this);
   for (const auto& [name, value] : variables) {

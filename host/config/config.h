@@ -54,6 +54,9 @@ class Config {
   // model.use_generation_config; where the checkpoint has no such file it hands over the special tokens of config.json.
   void set_checkpoint(std::string_view text, std::string_view origin = "generation_config.json");
 
+  // Every key that `above` was given, file and flags alike, as the strongest layer here.
+  void overlay(const Config& above);
+
   // {"value": ..., "origin": "run.toml:14:3"}; a table gives an object of such. Unknown key: Error(kConfig).
   nlohmann::json get(std::string_view key) const;
   // "run.toml:14: generation.top_p" for messages about a key that others found wrong.

@@ -28,7 +28,7 @@ kvp_call host_call() {
   return call;
 }
 
-CacheChoice Session::State::choice() const {
+CacheChoice cache_choice(const config::Run& run) {
   CacheChoice out;
   out.kind = run.generation.cache_implementation;
   out.options = run.generation.cache_config;
@@ -83,7 +83,8 @@ void Session::State::prepare(int64_t slots, int64_t query) {
   const auto batch = static_cast<int64_t>(rows.size());
   if (use_cache) {
     const auto layers = context.executor->description().cache_layers();
-    const StackPlan plan = CacheStack::plan(*context.registry, layers, choice(), params(batch, slots), batch, slots);
+    const StackPlan plan =
+        CacheStack::plan(*context.registry, layers, cache_choice(run), params(batch, slots), batch, slots);
     planned = plan.total;
     const auto limit = host_limit();
     if (run.memory.plan != "off" && limit) {
@@ -96,7 +97,7 @@ void Session::State::prepare(int64_t slots, int64_t query) {
       }
     }
     if (!stack) {
-      stack = CacheStack::create(*context.registry, layers, choice(), params(batch, slots));
+      stack = CacheStack::create(*context.registry, layers, cache_choice(run), params(batch, slots));
       if (limit) {
         const uint64_t weights = context.executor->weight_bytes();
         context.services->memory().set_limit(KVP_TIER_HOST, *limit > weights ? *limit - weights : 0);
@@ -252,7 +253,7 @@ std::vector<LayerPlacement> Session::placements() const {
   if (state_->stack) return state_->stack->placements();
   if (!state_->use_cache) return {};
   return CacheStack::plan(*state_->context.registry, state_->context.executor->description().cache_layers(),
-                          state_->choice(), state_->params(1, 1), 1, 1)
+                          cache_choice(state_->run), state_->params(1, 1), 1, 1)
       .placements;
 }
 

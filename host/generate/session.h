@@ -23,6 +23,9 @@ class Registry;
 
 namespace kvplug::generate {
 
+// What [generation] and [cache] say about the cache.
+CacheChoice cache_choice(const config::Run& run);
+
 // What a session needs from around it; all outlive it through shared ownership by the api handles.
 struct SessionContext {
   std::shared_ptr<model::Executor> executor;

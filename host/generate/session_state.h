@@ -24,7 +24,6 @@ struct Session::State {
   model::StepShape shape{};
   kvp_memory planned{};  // of the newest prepare
 
-  CacheChoice choice() const;
   StackParams params(int64_t batch, int64_t tokens) const;
   std::optional<uint64_t> host_limit() const;  // bytes the run may use, headroom taken off
   void check_ids(std::span<const int32_t> ids) const;

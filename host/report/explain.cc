@@ -2,6 +2,7 @@
 #include "report/explain.h"
 
 #include "core/registry.h"
+#include "generate/session.h"
 #include "report/plan.h"
 
 namespace kvplug::report {
@@ -17,7 +18,7 @@ nlohmann::json explain_run(Registry& registry, const config::Config& config, con
   if (run.generation.use_cache) {
     StackParams params;
     params.dtype = compute_dtype(run, model);
-    const StackPlan plan = CacheStack::plan(registry, model.cache_layers(), cache_choice(run), params, 1, 1);
+    const StackPlan plan = CacheStack::plan(registry, model.cache_layers(), generate::cache_choice(run), params, 1, 1);
     for (const LayerPlacement& p : plan.placements) {
       layers.push_back({{"layer", p.model_layer},
                         {"kind", p.kind},

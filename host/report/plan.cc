@@ -5,6 +5,7 @@
 
 #include "core/accounts.h"
 #include "core/registry.h"
+#include "generate/session.h"
 #include "report/machine.h"
 
 namespace kvplug::report {
@@ -19,16 +20,6 @@ kvp_dtype compute_dtype(const config::Run& run, const model::Description& model)
 std::string dtype_word(kvp_dtype dtype) {
   if (dtype.code == KVP_DTYPE_BFLOAT) return "bfloat16";
   return "float" + std::to_string(dtype.bits);
-}
-
-CacheChoice cache_choice(const config::Run& run) {
-  CacheChoice out;
-  out.kind = run.generation.cache_implementation;
-  out.options = run.generation.cache_config;
-  out.on_unsupported = run.cache.negotiation.fallback_on_unsupported ? "fallback" : "error";
-  out.fallback = run.cache.negotiation.fallback;
-  out.require = run.cache.negotiation.require;
-  return out;
 }
 
 RunPlan plan_run(Registry& registry, const config::Run& run, const model::Description& model, int64_t batch,
@@ -49,7 +40,8 @@ RunPlan plan_run(Registry& registry, const config::Run& run, const model::Descri
     params.batch = batch;
     params.tokens = out.tokens;
     params.dtype = out.dtype;
-    out.cache = CacheStack::plan(registry, model.cache_layers(), cache_choice(run), params, batch, out.tokens);
+    out.cache =
+        CacheStack::plan(registry, model.cache_layers(), generate::cache_choice(run), params, batch, out.tokens);
     out.peak_host_bytes += out.cache.total.peak[KVP_TIER_HOST];
   }
   const uint64_t limit = run.memory.max_host_bytes.value_or(available_host_bytes());

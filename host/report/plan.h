@@ -30,7 +30,6 @@ struct RunPlan {
 
 kvp_dtype compute_dtype(const config::Run& run, const model::Description& model);
 std::string dtype_word(kvp_dtype dtype);  // "float32", ...
-CacheChoice cache_choice(const config::Run& run);
 
 // prompt_tokens: of the longest prompt, absent where texts are not tokenized yet (0 then counts as 1).
 RunPlan plan_run(Registry& registry, const config::Run& run, const model::Description& model, int64_t batch,

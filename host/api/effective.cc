@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/effective.h"
+
+namespace kvplug::api {
+namespace {
+
+void apply_plugins(Registry& registry, const config::PluginsSection& plugins) {
+  registry.set_min_conformance(plugins.min_conformance);
+  for (const std::string& folder : plugins.search_path) registry.add_search_path(folder);
+  for (const config::PluginLoad& load : plugins.load) {
+    try {
+      registry.load(load.path, load.sha256);
+    } catch (const Error& e) {
+      throw Error(e.code(), e.what(), "", load.where);
+    }
+  }
+}
+
+}  // namespace
+
+config::KindTable kind_table(const Registry& registry) {
+  config::KindTable table;
+  for (const std::string& kind : registry.cache_kinds()) {
+    const OptionsSchema* schema = registry.schema(KVP_IFACE_CACHE, kind);
+    table.schemas.emplace(kind, schema ? *schema : OptionsSchema());
+  }
+  table.searched = registry.places();
+  return table;
+}
+
+Effective make_effective(HostState& host, const config::Config& config, ModelNeed need) {
+  Effective out{config, config.resolve(nullptr), std::nullopt};
+  apply_plugins(host.registry, out.run.plugins);
+  if (need != ModelNeed::kNone) {
+    if (out.run.model.path.empty()) {
+      if (need == ModelNeed::kRequired) {
+        throw Error(Code::kConfig, "no model is named",
+                    "set model.path to a folder with config.json, *.safetensors and tokenizer.json", "model.path");
+      }
+    } else {
+      try {
+        // The path as written is what a hub id is recognised by.
+        const std::filesystem::path absolute = out.run.model.path;
+        out.model = model::describe_model(
+            std::filesystem::exists(absolute) ? absolute : std::filesystem::path(out.run.model.path_given));
+      } catch (const Error& e) {
+        if (need == ModelNeed::kRequired) {
+          const std::string at = config.where("model.path");
+          if (e.code() != Code::kNotFound || at.empty()) throw;
+          throw Error(Code::kModel, e.message() + ": " + e.where(), e.hint(), at);
+        }
+      }
+    }
+    if (out.model && out.run.model.use_generation_config) {
+      out.config.set_checkpoint(out.model->generation_config.dump(),
+                                (out.model->folder / "generation_config.json").string());
+    }
+  }
+  const config::KindTable kinds = kind_table(host.registry);
+  out.run = out.config.resolve(&kinds);
+  return out;
+}
+
+}  // namespace kvplug::api

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weights, tokenizer and template of an effective run.
+#pragma once
+
+#include "api/effective.h"
+
+namespace kvplug::api {
+
+std::shared_ptr<ModelState> load_model(const std::shared_ptr<HostState>& host, Effective effective,
+                                       const model::Progress& progress);
+// The template that [tokenizer] asks for; NULL where there is none.
+std::shared_ptr<const text::ChatTemplate> load_chat_template(const config::TokenizerSection& settings,
+                                                             const std::filesystem::path& folder);
+// A C progress callback as the executor wants it.
+model::Progress progress_of(kvplug_progress_fn fn, void* user);
+
+}  // namespace kvplug::api

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <kvplug/kvplug.h>
+
+#include "api/effective.h"
+
+using namespace kvplug;
+using namespace kvplug::api;
+
+namespace {
+
+// The config of a session: the given one over the model's checkpoint defaults, or the model's own.
+config::Config session_config(const ModelState& model, const kvplug_config* config) {
+  if (!config) return model.config;
+  config::Config own = config->config;
+  if (own.resolve().model.use_generation_config) {
+    const model::Description& description = model.executor->description();
+    own.set_checkpoint(description.generation_config.dump(), (description.folder / "generation_config.json").string());
+  }
+  return own;
+}
+
+template <class F>
+kvplug_status on_session(kvplug_session* session, kvp_error* err, F&& f) {
+  return border(err, [&] {
+    SessionState& state = *need(session, "session").state;
+    const Turn turn(state.busy);
+    f(*state.session);
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+kvplug_status kvplug_session_create(kvplug_model* model, const kvplug_config* config, kvplug_session** out,
+                                    kvp_error* err) {
+  return border(err, [&] {
+    need(out, "out");
+    auto state = std::make_shared<SessionState>();
+    state->model = need(model, "model").state;
+    state->config = session_config(*state->model, config);
+    state->session = std::make_unique<generate::Session>(
+        state->model->context(), make_effective(*state->model->host, state->config, ModelNeed::kNone).run);
+    *out = new kvplug_session{std::move(state)};
+  });
+}
+
+kvplug_status kvplug_session_create_with_cache(kvplug_model* model, const kvplug_config* config, kvplug_cache* cache,
+                                               kvplug_session** out, kvp_error* err) {
+  return border(err, [&] {
+    need(out, "out");
+    const auto cache_state = need(cache, "cache").state;
+    const Turn turn(cache_state->busy);
+    if (cache_state->lent.exchange(true)) throw Error(Code::kBusy, "the cache belongs to another session");
+    auto state = std::make_shared<SessionState>();
+    state->cache = cache_state;  // from here on the session's end returns it
+    state->model = need(model, "model").state;
+    state->session = std::make_unique<generate::Session>(state->model->context(), session_run(*state->model, config),
+                                                         cache_state->stack);
+    *out = new kvplug_session{std::move(state)};
+  });
+}
+
+void kvplug_session_release(kvplug_session* session) { delete session; }
+
+kvplug_status kvplug_session_append_ids(kvplug_session* session, uint32_t row, const int32_t* ids, size_t n,
+                                        kvp_error* err) {
+  return on_session(session, err, [&](generate::Session& s) {
+    if (n != 0) need(ids, "ids");
+    s.append_ids(row, {ids, n});
+  });
+}
+
+kvplug_status kvplug_session_append_text(kvplug_session* session, uint32_t row, const char* text, size_t len,
+                                         kvp_error* err) {
+  return on_session(session, err, [&](generate::Session& s) { s.append_text(row, text_of(text, len)); });
+}
+
+kvplug_status kvplug_session_set_ids(kvplug_session* session, uint32_t row, const int32_t* ids, size_t n,
+                                     size_t* reused, kvp_error* err) {
+  return on_session(session, err, [&](generate::Session& s) {
+    if (n != 0) need(ids, "ids");
+    const size_t kept = s.set_ids(row, {ids, n});
+    if (reused) *reused = kept;
+  });
+}
+
+kvplug_status kvplug_session_length(kvplug_session* session, uint32_t row, uint64_t* tokens, kvp_error* err) {
+  return on_session(session, err, [&](generate::Session& s) { need(tokens, "tokens") = s.length(row); });
+}
+
+kvplug_status kvplug_session_crop(kvplug_session* session, const int64_t* n_remove, size_t n, kvp_error* err) {
+  return on_session(session, err, [&](generate::Session& s) { s.crop({&need(n_remove, "n_remove"), n}); });
+}
+
+kvplug_status kvplug_session_clone(kvplug_session* session, kvplug_session** out, kvp_error* err) {
+  return on_session(session, err, [&](generate::Session& s) {
+    need(out, "out");
+    auto state = std::make_shared<SessionState>();
+    state->model = session->state->model;
+    state->config = session->state->config;
+    state->session = s.clone();
+    *out = new kvplug_session{std::move(state)};
+  });
+}
+
+kvplug_status kvplug_session_reset(kvplug_session* session, kvp_error* err) {
+  return on_session(session, err, [&](generate::Session& s) { s.reset(); });
+}
+
+kvplug_status kvplug_session_explain(kvplug_session* session, kvplug_buf** json, kvp_error* err) {
+  return on_session(session, err, [&](generate::Session& s) {
+    need(json, "json");
+    give(json, s.explain());
+  });
+}
+
+kvplug_status kvplug_session_stats(kvplug_session* session, kvplug_buf** json, kvp_error* err) {
+  return on_session(session, err, [&](generate::Session& s) {
+    need(json, "json");
+    give(json, s.stats());
+  });
+}
+
+}  // extern "C"
