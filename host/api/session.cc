@@ -55,8 +55,10 @@ kvplug_status kvplug_session_create_with_cache(kvplug_model* model, const kvplug
     auto state = std::make_shared<SessionState>();
     state->cache = cache_state;  // from here on the session's end returns it
     state->model = need(model, "model").state;
-    state->session = std::make_unique<generate::Session>(state->model->context(), session_run(*state->model, config),
-                                                         cache_state->stack);
+    state->config = session_config(*state->model, config);
+    state->session = std::make_unique<generate::Session>(
+        state->model->context(), make_effective(*state->model->host, state->config, ModelNeed::kNone).run,
+        cache_state->stack);
     *out = new kvplug_session{std::move(state)};
   });
 }
