@@ -21,41 +21,42 @@ class Registry;
 
 // What the run file says about the cache: the kind and its options as given, before any plugin has checked them.
 struct CacheChoice {
-  std::string kind = "dynamic";                              // a registered kind; retired words are already mapped
-  nlohmann::json options = nlohmann::json::object();         // generation.cache_config
-  std::string on_unsupported = "error";                      // error | fallback
-  std::vector<std::string> fallback;                         // kinds tried in order before the run
-  std::vector<std::string> require;                          // capabilities that must really run: "fused_attention", ...
+  std::string kind = "dynamic";                       // a registered kind; retired words are already mapped
+  nlohmann::json options = nlohmann::json::object();  // generation.cache_config
+  std::string on_unsupported = "error";               // error | fallback
+  std::vector<std::string> fallback;                  // kinds tried in order before the run
+  std::vector<std::string> require;                   // capabilities that must really run: "fused_attention", ...
 };
 
 struct StackParams {
   int64_t batch = -1;   // expected rows, -1 unknown
   int64_t tokens = -1;  // expected tokens a row; the capacity of fixed kinds; -1 unknown
   int64_t rollback = 0;
-  kvp_dtype dtype{};    // dtype of K/V
+  kvp_dtype dtype{};  // dtype of K/V
   int32_t device_type = 1, device_id = 0;
 };
 
 // Where one layer landed.
 struct LayerPlacement {
-  int32_t layer = 0;         // index in the stack's list
-  int32_t model_layer = 0;   // index in the model, for messages
-  std::string kind;          // HF layer_types word: full_attention, sliding_attention, ...
-  std::string plugin;        // cache kind that serves it, empty for NONE
-  std::string attend;        // "fused" | "view" | "none"
-  std::string reason;        // why not fused, or why a fallback was taken
+  int32_t layer = 0;        // index in the stack's list
+  int32_t model_layer = 0;  // index in the model, for messages
+  std::string kind;         // HF layer_types word: full_attention, sliding_attention, ...
+  std::string plugin;       // cache kind that serves it, empty for NONE
+  std::string attend;       // "fused" | "view" | "none"
+  std::string reason;       // why not fused, or why a fallback was taken
 };
 
 // Bytes a stack would hold; answers come from the plugins' pure plan(). [tier][purpose] as in kvp_memory.
 struct StackPlan {
   kvp_memory total{};
-  std::vector<kvp_memory> layers;          // one per layer of the list (NONE: zeros)
+  std::vector<kvp_memory> layers;  // one per layer of the list (NONE: zeros)
   std::vector<LayerPlacement> placements;
 };
 
 class CacheStack {
  public:
-  // Pure: loads the plugins but makes no instance. Throws kUnsupported with the plugin's reason, kConfig for bad options.
+  // Pure: loads the plugins but makes no instance. Throws kUnsupported with the plugin's reason, kConfig for bad
+  // options.
   static StackPlan plan(Registry& registry, std::span<const kvp_layer> layers, const CacheChoice& choice,
                         const StackParams& params, int64_t batch, int64_t tokens);
   static std::unique_ptr<CacheStack> create(Registry& registry, std::span<const kvp_layer> layers,
@@ -63,8 +64,8 @@ class CacheStack {
   virtual ~CacheStack() = default;
 
   virtual int32_t layer_count() const = 0;
-  virtual int64_t batch() const = 0;   // rows held now, 0 before the first update
-  virtual int64_t seen() const = 0;    // tokens of the longest row, padding included
+  virtual int64_t batch() const = 0;  // rows held now, 0 before the first update
+  virtual int64_t seen() const = 0;   // tokens of the longest row, padding included
   virtual const StackParams& params() const = 0;
   virtual const std::vector<LayerPlacement>& placements() const = 0;
 

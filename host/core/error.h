@@ -38,7 +38,8 @@ const char* code_word(Code code);
 
 class Error : public std::exception {
  public:
-  // where: "run.toml:9: generation.max_cache_len" or a path; hint: the next step, may hold several lines; both may be empty.
+  // where: "run.toml:9: generation.max_cache_len" or a path; hint: the next step, may hold several lines; both may be
+  // empty.
   Error(Code code, std::string message, std::string hint = {}, std::string where = {})
       : code_(code), message_(std::move(message)), hint_(std::move(hint)), where_(std::move(where)) {
     text_ = where_.empty() ? message_ : where_ + ": " + message_;
