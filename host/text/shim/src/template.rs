@@ -11,9 +11,9 @@ use serde_json::{Map, Value as Json};
 const ADD_GENERATION_PROMPT: u32 = 1;
 const CONTINUE_FINAL_MESSAGE: u32 = 2;
 
-/// Instructions one rendering may take: some seconds. Real templates need a few thousand a message; this ends loops
+/// Instructions one rendering may take: about a second. Real templates need a few thousand a message; this ends loops
 /// that a broken or hostile template would run for ever.
-const FUEL: u64 = 50_000_000;
+const FUEL: u64 = 20_000_000;
 
 /// Marks the end of the message to continue; the blank tells whether the template trims.
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
