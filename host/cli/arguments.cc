@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/arguments.h"
+
+#include <CLI/CLI.hpp>
+#include <array>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "cli/handles.h"
+
+namespace kvplug::cli {
+namespace {
+
+struct Flag {
+  const char* names;
+  const char* key;
+  const char* help;
+};
+
+constexpr std::array kFlags{
+    Flag{"-m,--model", "model.path", "folder of a Hugging Face model"},
+    Flag{"--dtype", "model.dtype", "auto, float32, bfloat16 or float16"},
+    Flag{"-n,--max-new-tokens", "generation.max_new_tokens", "tokens to generate"},
+    Flag{"--max-length", "generation.max_length", "prompt and new tokens together"},
+    Flag{"--do-sample", "generation.do_sample", "true: draw instead of taking the most likely token"},
+    Flag{"--temperature,--temp", "generation.temperature", "flatter above 1, sharper below; needs do_sample"},
+    Flag{"--top-k", "generation.top_k", "draw among the k most likely tokens"},
+    Flag{"--top-p", "generation.top_p", "draw among the most likely tokens that hold this probability"},
+    Flag{"--min-p", "generation.min_p", "drop tokens below this part of the most likely one"},
+    Flag{"--repetition-penalty", "generation.repetition_penalty", "above 1: repeat less"},
+    Flag{"--use-cache", "generation.use_cache", "false: compute everything again at every step"},
+    Flag{"--cache-implementation,--cache", "generation.cache_implementation",
+         "the cache kind: dynamic, vendor/name, ..."},
+    Flag{"--prefill-chunk-size", "generation.prefill_chunk_size", "feed the prompt in pieces of so many tokens"},
+    Flag{"-s,--seed", "run.seed", "HF's set_seed(); left out: a fresh one, which is printed"},
+    Flag{"-t,--threads", "run.threads", "computing threads, 0 = physical cores"},
+    Flag{"--jsonl", "input.jsonl", "a file with one prompt a line"},
+    Flag{"--batch-size", "input.batch_size", "prompts that run together"},
+    Flag{"--chat-template", "tokenizer.chat_template", "auto, none, or a .jinja file"},
+    Flag{"--format", "output.format", "text, json or jsonl"},
+    Flag{"-o,--output", "output.path", "file for the result, - = standard output"},
+    Flag{"--logits-path", "output.logits_path", "safetensors file for the raw logits"},
+};
+
+struct Refused {
+  const char* flag;
+  const char* why;
+};
+
+constexpr std::array kRefused{
+    Refused{"-c",
+            "a context size is not set here: a dynamic cache grows with the tokens, a static one takes "
+            "generation.max_cache_len"},
+    Refused{"--ctx-size",
+            "a context size is not set here: a dynamic cache grows with the tokens, a static one takes "
+            "generation.max_cache_len"},
+    Refused{"-ctk",
+            "llama.cpp's types (q8_0: symmetric blocks of 32) are not the ones of this program: see "
+            "generation.cache_config"},
+    Refused{"-ctv",
+            "llama.cpp's types (q8_0: symmetric blocks of 32) are not the ones of this program: see "
+            "generation.cache_config"},
+    Refused{"--cache-type-k",
+            "llama.cpp's types (q8_0: symmetric blocks of 32) are not the ones of this program: see "
+            "generation.cache_config"},
+    Refused{"--cache-type-v",
+            "llama.cpp's types (q8_0: symmetric blocks of 32) are not the ones of this program: see "
+            "generation.cache_config"},
+    Refused{"--max-kv-size",
+            "it drops old tokens where it comes from, and no token is dropped here; generation.max_new_tokens bounds a "
+            "run"},
+    Refused{"--kv-bits", "quantized caches are not part of this release"},
+    Refused{"--kv-group-size", "quantized caches are not part of this release"},
+    Refused{"--draft-model", "assisted decoding is not part of this release"},
+    Refused{"--assistant", "assisted decoding is not part of this release"},
+    Refused{"--prompt-cache", "snapshots are not part of this release"},
+};
+
+// --max_new_tokens reads as --max-new-tokens; values are left alone.
+std::vector<std::string> normalised(int argc, char** argv) {
+  std::vector<std::string> out;
+  for (int i = 1; i < argc; ++i) {
+    std::string word = argv[i];
+    const std::string name = word.substr(0, word.find('='));
+    for (const Refused& refused : kRefused) {
+      if (name == refused.flag) throw Failure{KVPLUG_E_CONFIG, name + ": " + refused.why};
+    }
+    if (word.starts_with("--")) {
+      for (size_t c = 2; c < name.size(); ++c) {
+        if (word[c] == '_') word[c] = '-';
+      }
+    }
+    out.push_back(std::move(word));
+  }
+  return out;
+}
+
+void add_settings(CLI::App& command, Arguments& out) {
+  for (const Flag& flag : kFlags) {
+    command
+        .add_option_function<std::string>(
+            flag.names, [&out, key = flag.key](const std::string& value) { out.settings.emplace_back(key, value); },
+            flag.help)
+        ->type_name("VALUE");
+  }
+  command
+      .add_option_function<std::vector<std::string>>(
+          "--stop",
+          [&out](const std::vector<std::string>& texts) {
+            out.settings.emplace_back("generation.stop_strings", nlohmann::json(texts).dump());
+          },
+          "text that ends the generation; repeatable")
+      ->type_name("TEXT")
+      ->allow_extra_args(false);
+  command
+      .add_option_function<std::vector<std::string>>(
+          "--set",
+          [&out](const std::vector<std::string>& pairs) {
+            for (const std::string& pair : pairs) {
+              const size_t equal = pair.find('=');
+              if (equal == std::string::npos) throw Failure{KVPLUG_E_CONFIG, "--set " + pair + ": expected key=value"};
+              out.settings.emplace_back(pair.substr(0, equal), pair.substr(equal + 1));
+            }
+          },
+          "any key of the run file: --set generation.top_p=0.9; repeatable")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  command.add_flag("--dry-run", out.dry_run, "check and plan, then stop");
+  command.add_flag("--print-effective-config", out.print_effective_config,
+                   "print every key with its value and origin, then stop");
+}
+
+void add_common(CLI::App& command, Arguments& out) {
+  command.add_flag("--json", out.json, "the answer, or the error, as JSON");
+  command.add_flag("-q,--quiet", out.quiet, "no notices");
+  command.add_flag("-v", out.verbose, "say more on standard error; -vv: everything");
+}
+
+}  // namespace
+
+bool parse_arguments(int argc, char** argv, Arguments& out) {
+  CLI::App app{
+      "kvplug: text generation with key/value caches that are plugins.\n\n"
+      "  kvplug run examples/quickstart.toml\n"
+      "  kvplug generate -m ./SmolLM2-135M-Instruct -p \"My favourite condiment is\" -n 32\n"};
+  app.set_version_flag("--version", std::string("kvplug ") + kvplug_version() + " (plugin ABI " +
+                                        std::to_string(kvplug_abi_version() >> 16) + "." +
+                                        std::to_string(kvplug_abi_version() & 0xffff) + ")");
+  app.require_subcommand(1);
+  app.failure_message(CLI::FailureMessage::simple);
+
+  const auto sub = [&](CLI::App& parent, const char* name, const char* help, Command command) {
+    CLI::App* added = parent.add_subcommand(name, help);
+    added->callback([&out, command] { out.command = command; });
+    add_common(*added, out);
+    return added;
+  };
+  CLI::App* run = sub(app, "run", "do what a run file says", Command::kRun);
+  run->add_option("FILE", out.files, "run file (TOML)")->required()->expected(1);
+  add_settings(*run, out);
+  CLI::App* generate = sub(app, "generate", "one prompt or many, without a run file", Command::kGenerate);
+  generate->add_option("-p,--prompt", out.prompts, "text to continue; repeatable")->allow_extra_args(false);
+  generate->add_option("-f,--file", out.prompt_files, "file with the text; repeatable")->allow_extra_args(false);
+  generate->add_option("--system-prompt", out.system_prompt, "system message; -p is then a user's turn");
+  generate->add_flag("--chat", out.chat, "-p is a user's turn, rendered by the chat template");
+  generate->add_flag_callback(
+      "--raw", [&out] { out.chat = false, out.settings.emplace_back("tokenizer.chat_template", "none"); },
+      "no chat template");
+  add_settings(*generate, out);
+  for (const auto& [name, help, command] :
+       {std::tuple{"plan", "bytes a run will hold, before weights are read", Command::kPlan},
+        std::tuple{"explain", "settings with their origins, the cache of every layer and why", Command::kExplain}}) {
+    CLI::App* added = sub(app, name, help, command);
+    added->add_option("FILE", out.files, "run file (TOML)")->required()->expected(1);
+    add_settings(*added, out);
+  }
+  sub(app, "check", "validate run files; loads nothing", Command::kCheck)
+      ->add_option("FILE", out.files, "run files (TOML)")
+      ->required();
+  sub(app, "doctor", "processor, memory, libraries, plugins", Command::kDoctor);
+  CLI::App* plugin = app.add_subcommand("plugin", "the plugins that are found");
+  plugin->require_subcommand(1);
+  sub(*plugin, "list", "every plugin with what it provides", Command::kPluginList);
+  sub(*plugin, "info", "one plugin: manifest, options", Command::kPluginInfo)
+      ->add_option("NAME", out.files, "plugin id or kind")
+      ->required()
+      ->expected(1);
+  try {
+    std::vector<std::string> words = normalised(argc, argv);
+    std::reverse(words.begin(), words.end());  // CLI11 takes them from the back
+    app.parse(words);
+    return true;
+  } catch (const CLI::Success& done) {
+    app.exit(done);
+    return false;
+  } catch (const CLI::ParseError& e) {
+    throw Failure{KVPLUG_E_CONFIG,
+                  std::string(e.what()) + "\n  kvplug --help shows the commands, kvplug COMMAND --help their flags"};
+  }
+}
+
+}  // namespace kvplug::cli

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/tables.h"
+
+#include <fmt/format.h>
+
+#include <map>
+#include <vector>
+
+namespace kvplug::cli {
+namespace {
+
+std::string list_text(const nlohmann::json& list) {
+  std::string out;
+  for (const auto& item : list)
+    out += (out.empty() ? "" : ", ") + (item.is_string() ? item.get<std::string>() : item.dump());
+  return out.empty() ? "none" : out;
+}
+
+std::string value_text(const nlohmann::json& value) {
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+std::string layers_text(const nlohmann::json& layers) {
+  // Runs of layers that are served alike, as "0..29".
+  std::string out;
+  for (size_t i = 0; i < layers.size();) {
+    size_t last = i;
+    const auto same = [&](const nlohmann::json& a, const nlohmann::json& b) {
+      return a["kind"] == b["kind"] && a["plugin"] == b["plugin"] && a["attend"] == b["attend"] &&
+             a["reason"] == b["reason"];
+    };
+    while (last + 1 < layers.size() && same(layers[i], layers[last + 1])) ++last;
+    const auto& at = layers[i];
+    const std::string range = i == last ? at["layer"].dump() : at["layer"].dump() + ".." + layers[last]["layer"].dump();
+    out += fmt::format("  layers {:<8} {:<18} {:<14} attention: {}", range, value_text(at["kind"]),
+                       value_text(at["plugin"]), value_text(at["attend"]));
+    if (const std::string reason = value_text(at["reason"]); !reason.empty()) out += "  (" + reason + ")";
+    out += "\n";
+    i = last + 1;
+  }
+  return out;
+}
+
+void settings_lines(const std::string& prefix, const nlohmann::json& node, std::string& out) {
+  if (node.is_object() && node.contains("value") && node.contains("origin")) {
+    if (node["origin"] == "default") return;
+    if (node["value"].is_object()) {
+      settings_lines(prefix, node["value"], out);
+      return;
+    }
+    out += fmt::format("  {:<42} {:<30} {}\n", prefix, node["value"].dump(), value_text(node["origin"]));
+    return;
+  }
+  if (!node.is_object()) return;
+  for (const auto& [key, child] : node.items()) settings_lines(prefix.empty() ? key : prefix + "." + key, child, out);
+}
+
+}  // namespace
+
+std::string bytes_text(uint64_t bytes) {
+  if (bytes >= 1000000000) return fmt::format("{:.2f} GB", static_cast<double>(bytes) * 1e-9);
+  if (bytes >= 1000000) return fmt::format("{:.1f} MB", static_cast<double>(bytes) * 1e-6);
+  if (bytes >= 1000) return fmt::format("{:.1f} kB", static_cast<double>(bytes) * 1e-3);
+  return fmt::format("{} B", bytes);
+}
+
+std::string plan_text(const nlohmann::json& plan) {
+  const auto& model = plan["model"];
+  const std::string path = model["path"];
+  const bool cached = !plan["cache_implementation"].is_null();
+  std::string out = fmt::format("{}  {} layers  {}  {}  batch {}  {} tokens\n", path.substr(path.find_last_of('/') + 1),
+                                model["layers"].dump(), value_text(model["dtype"]),
+                                cached ? value_text(plan["cache_implementation"]) : "no cache", plan["batch"].dump(),
+                                plan["tokens"].dump());
+  out += fmt::format("{:<22}{:<17}device\n", "", "host");
+  static const std::vector<std::pair<const char*, const char*>> kNames = {
+      {"weights", "weights"},      {"kv", "K/V"},      {"packed", "K/V packed"}, {"residual", "K/V residual"},
+      {"scales", "scales, zeros"}, {"state", "state"}, {"rollback", "rollback"}, {"scratch", "scratch"},
+      {"other", "other"}};
+  uint64_t host = 0, device = 0;
+  for (const auto& [purpose, name] : kNames) {
+    if (!plan["totals"].contains(purpose)) continue;
+    const auto& tiers = plan["totals"][purpose];
+    const uint64_t here = tiers.value("host", uint64_t{0}) + tiers.value("pinned", uint64_t{0}),
+                   there = tiers.value("device", uint64_t{0});
+    host += here;
+    device += there;
+    out += fmt::format("{:<22}{:<17}{}\n", name, here ? bytes_text(here) : "-", there ? bytes_text(there) : "-");
+  }
+  const uint64_t limit = plan["limit_host_bytes"];
+  const bool fits = plan["fits"];
+  out += fmt::format(
+      "{:<22}{:<17}{:<13}{}\n", "total", bytes_text(host), device ? bytes_text(device) : "-",
+      limit == 0 ? "limit unknown" : fmt::format("{} (limit {})", fits ? "fits" : "does not fit", bytes_text(limit)));
+  const uint64_t held = plan["cache_bytes"], plain = plan["unquantized_bytes"];
+  if (cached && held != 0 && plain > held) {
+    out += fmt::format("dynamic would take {} for K/V; this takes {} ({:.1f} times less)\n", bytes_text(plain),
+                       bytes_text(held), static_cast<double>(plain) / static_cast<double>(held));
+  }
+  return out;
+}
+
+std::string explain_text(const nlohmann::json& explain) {
+  const auto& model = explain["model"];
+  std::string out =
+      fmt::format("model     {} ({}), {} layers, {} parameters, computed in {} (checkpoint: {})\n",
+                  value_text(model["path"]), value_text(model["architecture"]), model["layers"].dump(),
+                  model["parameters"].dump(), value_text(model["dtype"]), value_text(model["checkpoint_dtype"]));
+  const auto& cache = explain["cache"];
+  if (cache["implementation"].is_null()) {
+    out += "cache     none (use_cache = false)\n";
+  } else {
+    out += fmt::format("cache     {}; needed: {}\n", value_text(cache["implementation"]), list_text(cache["require"]));
+    out += layers_text(cache["layers"]);
+  }
+  out += fmt::format("stop ids  {}\n", list_text(model["eos_token_id"]));
+  if (explain["executor"].is_object() && explain["executor"].contains("linear")) {
+    out += "products\n";
+    for (const auto& linear : explain["executor"]["linear"]) {
+      out += fmt::format("  {:<20} {:<10} {:<30} {}\n", value_text(linear["name"]), value_text(linear["backend"]),
+                         value_text(linear["implementation"]), linear["shape"].dump());
+    }
+  }
+  std::string settings;
+  settings_lines("", explain["settings"], settings);
+  out += "settings that are not defaults\n" + settings;
+  if (!explain["without_effect"].empty())
+    out += fmt::format("without effect: {}\n", list_text(explain["without_effect"]));
+  for (const auto& notice : explain["notices"]) out += "notice: " + value_text(notice["text"]) + "\n";
+  return out;
+}
+
+std::string doctor_text(const nlohmann::json& host) {
+  const auto& machine = host["machine"];
+  std::string out = fmt::format("kvplug {} (plugin ABI {})\n", value_text(host["kvplug"]), value_text(host["abi"]));
+  out += fmt::format("processor  {}, {} cores ({})\n", machine.contains("cpu") ? value_text(machine["cpu"]) : "unknown",
+                     machine["physical_cores"].dump(),
+                     machine.contains("features") ? list_text(machine["features"]) : "features unknown");
+  out += fmt::format("memory     {}, {} available\n", bytes_text(machine["memory_bytes"]),
+                     bytes_text(machine["available_bytes"]));
+  out += fmt::format("attention  {}\n", value_text(machine["attention_kernel"]));
+  const auto& libraries = host["libraries"];
+  if (libraries.contains("error")) {
+    out += "executor   not usable: " + value_text(libraries["error"]) + "\n";
+  } else {
+    out += "executor  ";
+    for (const auto& [name, version] : libraries.items()) out += " " + name + " " + value_text(version) + ";";
+    out.back() = '\n';
+  }
+  return out + plugin_list_text(host);
+}
+
+std::string plugin_list_text(const nlohmann::json& host) {
+  std::string out;
+  for (const auto& plugin : host["plugins"]) {
+    for (const auto& provided : plugin["provides"]) {
+      out += fmt::format("{:<20} {:<16} {:<10} {:<14} {}\n", value_text(provided["name"]),
+                         value_text(provided["interface"]), value_text(plugin["version"]), value_text(plugin["vendor"]),
+                         value_text(plugin["summary"]));
+    }
+  }
+  if (out.empty()) out = "no plugin found; searched:\n  " + list_text(host["searched"]) + "\n";
+  for (const auto& problem : host["problems"]) out += "not used: " + value_text(problem) + "\n";
+  return out;
+}
+
+std::string plugin_info_text(const nlohmann::json& plugin) {
+  std::string out =
+      fmt::format("{} {} by {} ({})\n{}\n", value_text(plugin["id"]), value_text(plugin["version"]),
+                  value_text(plugin["vendor"]), value_text(plugin["license"]), value_text(plugin["summary"]));
+  out +=
+      fmt::format("library      {}\nmanifest     {}\nABI needed   {}\nconformance  {}\n", value_text(plugin["library"]),
+                  value_text(plugin["manifest"]), value_text(plugin["abi"]), value_text(plugin["conformance"]));
+  for (const auto& provided : plugin["provides"]) {
+    out += fmt::format("provides     {} ({})\n", value_text(provided["name"]), value_text(provided["interface"]));
+    if (!provided.contains("options") || !provided["options"].is_object() ||
+        !provided["options"].contains("properties"))
+      continue;
+    for (const auto& [key, spec] : provided["options"]["properties"].items()) {
+      out += fmt::format("  {:<22} {:<8} {}\n", key, spec.value("type", ""), spec.value("description", ""));
+    }
+  }
+  return out;
+}
+
+}  // namespace kvplug::cli
