@@ -74,6 +74,25 @@ void PagedLayer::ensure_table(int64_t n_lines, int64_t columns) {
   table_lines_ = n_lines;
 }
 
+// Whether row b will find its last page shared when it writes. Rows are served in order and each that copies lets go of
+// the page, so the last of those that write may keep it if nobody else holds it.
+bool PagedLayer::must_copy(const sdk::Append& a, int64_t b) const noexcept {
+  const auto partial = [&](int64_t row) -> Page* {
+    const int64_t stored = rows_[row].stored();
+    const bool writes = a.stored(row) > 0 && stored % kBlockTokens != 0;
+    return writes ? Page::of(row_line(row)[stored / kBlockTokens]) : nullptr;
+  };
+  const Page* page = partial(b);
+  if (page == nullptr || page->exclusive()) return false;
+  int64_t writers = 0, last = b;
+  for (int64_t row = 0; row < a.batch; ++row) {
+    if (partial(row) != page) continue;
+    ++writers;
+    last = row;
+  }
+  return b != last || page->holders() > writers;
+}
+
 void PagedLayer::prepare_append(const sdk::Append& a, bool may_allocate) {
   int64_t pages = 0;
   int64_t columns = 0;
@@ -83,7 +102,7 @@ void PagedLayer::prepare_append(const sdk::Append& a, bool may_allocate) {
     const int64_t after = before + a.stored(b);
     pages += PageLayout::count(after) - PageLayout::count(before);
     columns = std::max(columns, columns_for(after));
-    if (before % kBlockTokens != 0 && !Page::of(row_line(b)[before / kBlockTokens])->exclusive()) ++pages;
+    if (must_copy(a, b)) ++pages;
   }
   const bool table_grows = columns > 0 && (columns > columns_ || n_lines_ > table_lines_);
   if (!may_allocate && (table_grows || pages > pool_.free_pages())) {
@@ -157,7 +176,6 @@ int64_t PagedLayer::append(const sdk::Append& a, const kvp_tensor& k, const kvp_
   const bool large = a.batch * a.tokens * layout().token_bytes() >= kParallelBytes;
   sdk::parallel_for(large ? parallel : nullptr, a.batch * heads, 1, write);
   rows_.append(a);
-  if (copied > 0) trim();  // rows that shared a page with each other needed fewer copies than were prepared
   return copied;
 }
 

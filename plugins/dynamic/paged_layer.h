@@ -73,6 +73,7 @@ class PagedLayer {
   void ensure_table(int64_t n_lines, int64_t columns);
   int64_t exclusive_pages() const noexcept;
   void release_all() noexcept;
+  bool must_copy(const sdk::Append& a, int64_t b) const noexcept;
   int64_t take_pages(const sdk::Append& a) noexcept;
   void write_head(const sdk::Append& a, int64_t b, int64_t head, const kvp_tensor& k,
                   const kvp_tensor& v) const noexcept;

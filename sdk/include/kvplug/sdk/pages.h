@@ -63,7 +63,8 @@ struct Page {
 
   std::byte* keys() noexcept { return reinterpret_cast<std::byte*>(this) + PageLayout::kHeader; }
   std::byte* values(const PageLayout& layout) noexcept { return keys() + layout.key_bytes(); }
-  bool exclusive() const noexcept { return refs.load(std::memory_order_acquire) == 1; }
+  int64_t holders() const noexcept { return refs.load(std::memory_order_acquire); }
+  bool exclusive() const noexcept { return holders() == 1; }
   void share() noexcept { refs.fetch_add(1, std::memory_order_relaxed); }
 
   // The block that the attention kernel reads, and back.
