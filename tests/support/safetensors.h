@@ -47,7 +47,8 @@ inline std::map<std::string, GoldenTensor> read_safetensors(const std::filesyste
   uint64_t header = 0;
   std::memcpy(&header, all.data(), 8);
   std::map<std::string, GoldenTensor> out;
-  for (const auto& [name, entry] : nlohmann::json::parse(all.substr(8, header)).items()) {
+  const auto entries = nlohmann::json::parse(all.substr(8, header));
+  for (const auto& [name, entry] : entries.items()) {
     if (name == "__metadata__") continue;
     const auto begin = entry.at("data_offsets").at(0).get<size_t>(), end = entry.at("data_offsets").at(1).get<size_t>();
     out[name] = {entry.at("dtype"), entry.at("shape"), all.substr(8 + header + begin, end - begin)};

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forward passes of tiny checkpoints, without a cache, against logits and tokens of Hugging Face Transformers.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+
+#include "core/error.h"
+#include "model/exec/packed_model.h"
+#include "model/exec/step_runner.h"
+#include "support/safetensors.h"
+
+namespace kvplug::model {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+const fs::path kData = KVPLUG_TEST_DATA;
+
+json golden(const std::string& name) {
+  std::ifstream file(kData / "golden/generate" / (name + ".json"));
+  return json::parse(file);
+}
+
+const json& find_case(const json& file, const std::string& id) {
+  for (const json& one : file.at("cases")) {
+    if (one.at("id") == id) return one;
+  }
+  throw std::runtime_error("no golden case " + id);
+}
+
+std::shared_ptr<const PackedModel> load(const std::string& name, bool deterministic = false, bool mmap = true) {
+  const Description description = describe_model(kData / "models" / name);
+  const LoadOptions options{
+      .dtype = description.checkpoint_dtype, .threads = 1, .mmap = mmap, .deterministic = deterministic};
+  return std::make_shared<const PackedModel>(description, options, Progress());
+}
+
+std::vector<float> all_logits(const std::shared_ptr<const PackedModel>& model, const std::vector<int32_t>& ids,
+                              int64_t batch) {
+  const auto tokens = static_cast<int64_t>(ids.size()) / batch;
+  StepRunner runner(model, {.max_batch = batch, .max_query = tokens, .use_cache = false}, nullptr);
+  std::vector<float> logits(ids.size() * static_cast<size_t>(model->description.vocab_size));
+  const ForwardInput input{.ids = ids.data(), .batch = batch, .tokens = tokens};
+  runner.forward_all(input, nullptr, logits.data());
+  return logits;
+}
+
+class GoldenForward : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(GoldenForward, LogitsOfEveryPosition) {
+  const std::string name = GetParam();
+  const json file = golden(name);
+  const json& one = find_case(file, name + "/forward/single");
+  const auto tensors = testing::read_safetensors(kData / "golden/generate" / file.at("tensors"));
+  const auto expected = tensors.at(one.at("logits")).floats();
+  const auto logits = all_logits(load(name), one.at("input_ids").at(0), 1);
+  ASSERT_EQ(logits.size(), expected.size());
+  float worst = 0;
+  for (size_t i = 0; i < logits.size(); ++i) worst = std::max(worst, std::abs(logits[i] - expected[i]));
+  EXPECT_LE(worst, one.at("atol").get<float>());
+  RecordProperty("worst", std::to_string(worst));
+}
+
+// Left-padded rows and a growing sequence, whole at every step.
+TEST_P(GoldenForward, GreedyTokensWithoutACache) {
+  const std::string name = GetParam();
+  const json file = golden(name);
+  const auto model = load(name);
+  int checked = 0;
+  for (const json& one : file.at("cases")) {
+    const std::string id = one.at("id");
+    const bool wanted = id.ends_with("/dynamic/single/greedy") || id.ends_with("/dynamic/batch3/greedy");
+    if (!wanted || !one.at("token_exact").get<bool>()) continue;
+    ++checked;
+    const std::vector<std::vector<int32_t>> mask = one.at("attention_mask"), expected = one.at("sequences");
+    std::vector<std::vector<int32_t>> rows = one.at("input_ids");
+    const auto batch = static_cast<int64_t>(rows.size());
+    std::vector<int64_t> pad;
+    for (const auto& row : mask) pad.push_back(std::count(row.begin(), row.end(), 0));
+    const auto last = static_cast<int64_t>(expected[0].size());
+    StepRunner runner(model, {.max_batch = batch, .max_query = last, .use_cache = false}, nullptr);
+    const auto vocab = static_cast<size_t>(model->description.vocab_size);
+    std::vector<float> logits(static_cast<size_t>(batch) * vocab);
+    while (static_cast<int64_t>(rows[0].size()) < last) {
+      std::vector<int32_t> ids;
+      for (const auto& row : rows) ids.insert(ids.end(), row.begin(), row.end());
+      const ForwardInput input{
+          .ids = ids.data(), .batch = batch, .tokens = static_cast<int64_t>(rows[0].size()), .pad = pad.data()};
+      runner.forward(input, nullptr, logits.data());
+      for (size_t b = 0; b < rows.size(); ++b) {
+        const float* row = logits.data() + b * vocab;
+        rows[b].push_back(static_cast<int32_t>(std::max_element(row, row + vocab) - row));
+      }
+    }
+    EXPECT_EQ(rows, expected) << id;
+  }
+  if (model->type == Type::kFloat32) {
+    EXPECT_GE(checked, 1);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, GoldenForward,
+                         ::testing::Values("llama", "llama_rope3", "llama_sharded", "llama_bf16", "llama_fp16", "qwen2",
+                                           "qwen3"),
+                         [](const auto& one) { return std::string(one.param); });
+
+TEST(Forward, LastLogitsEqualThoseOfThatPosition) {
+  const auto model = load("llama", true);
+  const std::vector<int32_t> ids = {1, 5, 9, 200, 33, 7, 8, 60, 61, 62};
+  const auto vocab = static_cast<size_t>(model->description.vocab_size);
+  const auto all = all_logits(model, ids, 2);
+  StepRunner runner(model, {.max_batch = 2, .max_query = 5, .use_cache = false}, nullptr);
+  const std::vector<int64_t> count = {3, 5};
+  const ForwardInput input{.ids = ids.data(), .batch = 2, .tokens = 5, .count = count.data()};
+  std::vector<float> last(2 * vocab);
+  runner.forward(input, nullptr, last.data());
+  EXPECT_TRUE(std::equal(last.begin(), last.begin() + static_cast<int64_t>(vocab),
+                         all.begin() + 2 * static_cast<int64_t>(vocab)));
+  EXPECT_TRUE(std::equal(last.begin() + static_cast<int64_t>(vocab), last.end(),
+                         all.begin() + 9 * static_cast<int64_t>(vocab)));
+}
+
+class Deterministic : public ::testing::TestWithParam<const char*> {};
+
+// The same tokens alone, in a batch, and as the beginning of a longer prompt.
+TEST_P(Deterministic, ARowDoesNotDependOnOtherRows) {
+  const auto model = load(GetParam(), true);
+  std::vector<int32_t> ids(3 * 21);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i * 37 % 250);
+  const auto vocab = static_cast<size_t>(model->description.vocab_size);
+  const auto together = all_logits(model, ids, 3);
+  for (size_t row = 0; row < 3; ++row) {
+    for (const size_t tokens : {size_t{21}, size_t{10}, size_t{1}}) {
+      const auto begin = ids.begin() + static_cast<int64_t>(row * 21);
+      const auto alone = all_logits(model, {begin, begin + static_cast<int64_t>(tokens)}, 1);
+      EXPECT_TRUE(std::equal(alone.begin(), alone.end(), together.begin() + static_cast<int64_t>(row * 21 * vocab)))
+          << row << " " << tokens;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Deterministic, ::testing::Values("llama", "llama_bf16", "llama_fp16", "qwen2"),
+                         [](const auto& one) { return std::string(one.param); });
+
+TEST(Forward, ReadingInsteadOfMappingGivesTheSameBits) {
+  const std::vector<int32_t> ids = {3, 1, 4, 1, 5, 9, 2, 6};
+  EXPECT_EQ(all_logits(load("llama_sharded"), ids, 1), all_logits(load("llama_sharded", false, false), ids, 1));
+}
+
+TEST(Forward, AStepLargerThanPreparedIsRefused) {
+  const auto model = load("llama");
+  StepRunner runner(model, {.max_batch = 1, .max_query = 4, .use_cache = false}, nullptr);
+  const std::vector<int32_t> ids(5, 1);
+  std::vector<float> logits(static_cast<size_t>(model->description.vocab_size));
+  const ForwardInput input{.ids = ids.data(), .batch = 1, .tokens = 5};
+  try {
+    runner.forward(input, nullptr, logits.data());
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::kInvalidArgument);
+    EXPECT_EQ(error.message(), "a step of 1 x 5 tokens, prepared for at most 1 x 4");
+  }
+}
+
+TEST(Forward, LoadingCanBeCancelled) {
+  const Description description = describe_model(kData / "models/llama");
+  int calls = 0;
+  const Progress progress = [&](uint64_t, uint64_t) { return ++calls < 3; };
+  try {
+    PackedModel model(description, {.dtype = description.checkpoint_dtype}, progress);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::kCancelled);
+  }
+  EXPECT_EQ(calls, 3);
+}
+
+TEST(Forward, ExplainNamesWhatComputes) {
+  const json explained = load("llama")->explain();
+  ASSERT_EQ(explained.at("linear").size(), 5u);
+  EXPECT_EQ(explained["linear"][0]["name"], "qkv_proj");
+  for (const json& linear : explained["linear"]) {
+    EXPECT_NE(linear.at("implementation").get<std::string>().substr(0, 3), "ref") << linear;
+  }
+}
+
+}  // namespace
+}  // namespace kvplug::model
