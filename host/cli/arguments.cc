@@ -83,7 +83,7 @@ std::vector<std::string> normalised(int argc, char** argv) {
     std::string word = argv[i];
     const std::string name = word.substr(0, word.find('='));
     for (const Refused& refused : kRefused) {
-      if (name == refused.flag) throw Failure{KVPLUG_E_CONFIG, name + ": " + refused.why};
+      if (name == refused.flag) throw Failure(KVPLUG_E_CONFIG, name + ": " + refused.why);
     }
     if (word.starts_with("--")) {
       for (size_t c = 2; c < name.size(); ++c) {
@@ -118,7 +118,7 @@ void add_settings(CLI::App& command, Arguments& out) {
           [&out](const std::vector<std::string>& pairs) {
             for (const std::string& pair : pairs) {
               const size_t equal = pair.find('=');
-              if (equal == std::string::npos) throw Failure{KVPLUG_E_CONFIG, "--set " + pair + ": expected key=value"};
+              if (equal == std::string::npos) throw Failure(KVPLUG_E_CONFIG, "--set " + pair + ": expected key=value");
               out.settings.emplace_back(pair.substr(0, equal), pair.substr(equal + 1));
             }
           },
@@ -194,8 +194,8 @@ bool parse_arguments(int argc, char** argv, Arguments& out) {
     app.exit(done);
     return false;
   } catch (const CLI::ParseError& e) {
-    throw Failure{KVPLUG_E_CONFIG,
-                  std::string(e.what()) + "\n  kvplug --help shows the commands, kvplug COMMAND --help their flags"};
+    throw Failure(KVPLUG_E_CONFIG,
+                  std::string(e.what()) + "\n  kvplug --help shows the commands, kvplug COMMAND --help their flags");
   }
 }
 

@@ -21,7 +21,7 @@ void log_line(void*, int32_t level, const char* area, const char* text, size_t l
 
 std::string read_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
-  if (!in) throw Failure{KVPLUG_E_NOT_FOUND, path + ": " + std::strerror(errno)};
+  if (!in) throw Failure(KVPLUG_E_NOT_FOUND, path + ": " + std::strerror(errno));
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
@@ -47,7 +47,7 @@ std::string prompts_document(const Arguments& arguments) {
   try {
     return document.dump();
   } catch (const nlohmann::json::exception&) {
-    throw Failure{KVP_INVALID_ARGUMENT, "a prompt is not UTF-8 text"};
+    throw Failure(KVP_INVALID_ARGUMENT, "a prompt is not UTF-8 text");
   }
 }
 
@@ -63,9 +63,7 @@ Host make_host(const Arguments& arguments) {
   params.struct_size = sizeof params;
   params.log = log_line;
   params.log_level = arguments.quiet ? KVP_LOG_ERROR : KVP_LOG_WARNING + arguments.verbose;
-  kvplug_host* raw = nullptr;
-  call(kvplug_host_create, &params, &raw);
-  Host host(raw);
+  Host host = make<Host>(kvplug_host_create, &params);
   if (const char* paths = std::getenv("KVPLUG_PLUGIN_PATH")) {
     for (const char* at = paths; *at != '\0';) {
       const size_t n = std::strcspn(at, ":");
@@ -77,9 +75,8 @@ Host make_host(const Arguments& arguments) {
 }
 
 Config make_config(kvplug_host* host, const Arguments& arguments, const std::string& file) {
-  kvplug_config* raw = nullptr;
-  call(kvplug_config_create, host, &raw);
-  Config config(raw);
+  Config config = make<Config>(kvplug_config_create, host);
+  kvplug_config* const raw = config.get();
   if (!file.empty()) {
     const std::string text = read_file(file);
     call(kvplug_config_merge_toml, raw, text.data(), text.size(), file.c_str());
@@ -135,11 +132,11 @@ int check_command(const Arguments& arguments) {
         std::printf("%s: good\n", file.c_str());
       }
     } catch (const Failure& failure) {
-      worst = failure.status;
+      worst = failure.status();
       print_failure(failure, arguments.json);
       results.push_back({{"file", file},
                          {"ok", false},
-                         {"error", {{"code", kvplug_status_word(failure.status)}, {"text", failure.text}}}});
+                         {"error", {{"code", kvplug_status_word(failure.status())}, {"text", failure.text()}}}});
     }
   }
   if (arguments.json) std::printf("%s\n", nlohmann::json{{"schema_version", 1}, {"files", results}}.dump().c_str());
@@ -153,7 +150,7 @@ int doctor_command(const Arguments& arguments) {
     answer = json_from(kvplug_host_describe, host.get(), KVPLUG_DESCRIBE_MODEL);
   } catch (const Failure& failure) {  // everything else can still be told
     answer = json_from(kvplug_host_describe, host.get(), 0u);
-    answer["libraries"] = {{"error", failure.text}};
+    answer["libraries"] = {{"error", failure.text()}};
   }
   print_json_or(arguments, answer, doctor_text);
   return answer["libraries"].contains("error") ? 1 : 0;
@@ -179,7 +176,7 @@ int plugin_command(const Arguments& arguments) {
       return 0;
     }
   }
-  throw Failure{KVPLUG_E_NOT_FOUND, "no plugin \"" + name + "\"\n  known: " + (known.empty() ? "none" : known)};
+  throw Failure(KVPLUG_E_NOT_FOUND, "no plugin \"" + name + "\"\n  known: " + (known.empty() ? "none" : known));
 }
 
 }  // namespace kvplug::cli

@@ -25,7 +25,7 @@ int main(int argc, char** argv) {
     return 2;
   } catch (const Failure& failure) {
     print_failure(failure, arguments.json);
-    return exit_code(failure.status);
+    return exit_code(failure.status());
   } catch (const std::exception& e) {
     print_failure({KVP_INTERNAL, e.what()}, arguments.json);
     return 1;

@@ -31,12 +31,12 @@ int exit_code(kvplug_status status) {
 
 void print_failure(const Failure& failure, bool json) {
   if (!json) {
-    std::fprintf(stderr, "error: %s\n", failure.text.c_str());
+    std::fprintf(stderr, "error: %s\n", failure.text().c_str());
     return;
   }
-  const size_t line_end = failure.text.find('\n');
-  std::string message = failure.text.substr(0, line_end), hint, where;
-  if (line_end != std::string::npos) hint = failure.text.substr(failure.text.find_first_not_of(" \n", line_end));
+  const size_t line_end = failure.text().find('\n');
+  std::string message = failure.text().substr(0, line_end), hint, where;
+  if (line_end != std::string::npos) hint = failure.text().substr(failure.text().find_first_not_of(" \n", line_end));
   // "run.toml:14: generation.nbits: message", or "path: message".
   static const std::regex in_file(R"(^([^:\s]+:\d+(?::\d+)?): ([A-Za-z0-9_.\[\]"/-]+): )"), path(R"(^(/[^:]+): )");
   std::smatch found;
@@ -49,7 +49,7 @@ void print_failure(const Failure& failure, bool json) {
   }
   const nlohmann::json line = {
       {"error",
-       {{"code", kvplug_status_word(failure.status)}, {"message", message}, {"hint", hint}, {"where", where}}}};
+       {{"code", kvplug_status_word(failure.status())}, {"message", message}, {"hint", hint}, {"where", where}}}};
   std::fprintf(stderr, "%s\n", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
 }
 
@@ -62,12 +62,12 @@ Output::Output(const std::string& path, bool overwrite) : path_(path) {
   }
   struct stat info{};
   if (!overwrite && stat(path_.c_str(), &info) == 0) {
-    throw Failure{KVPLUG_E_CONFIG,
-                  "output.path: " + path_ + " exists\n  choose another path, or set output.overwrite = true"};
+    throw Failure(KVPLUG_E_CONFIG,
+                  "output.path: " + path_ + " exists\n  choose another path, or set output.overwrite = true");
   }
   partial_ = path_ + ".partial";
   file_ = std::fopen(partial_.c_str(), "wb");
-  if (!file_) throw Failure{KVP_IO, path_ + ": cannot be written: " + std::strerror(errno)};
+  if (!file_) throw Failure(KVP_IO, path_ + ": cannot be written: " + std::strerror(errno));
 }
 
 Output::~Output() {
@@ -79,8 +79,8 @@ Output::~Output() {
 
 void Output::write(std::string_view text) {
   if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0) {
-    throw Failure{KVP_IO,
-                  (path_ == "-" ? "standard output" : path_) + ": could not be written: " + std::strerror(errno)};
+    throw Failure(KVP_IO,
+                  (path_ == "-" ? "standard output" : path_) + ": could not be written: " + std::strerror(errno));
   }
 }
 
@@ -90,7 +90,7 @@ void Output::finish() {
   if (std::fclose(file) != 0 || std::rename(partial_.c_str(), path_.c_str()) != 0) {
     const std::string why = std::strerror(errno);
     std::remove(partial_.c_str());
-    throw Failure{KVP_IO, path_ + ": could not be written: " + why};
+    throw Failure(KVP_IO, path_ + ": could not be written: " + why);
   }
 }
 
