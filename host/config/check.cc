@@ -106,8 +106,9 @@ class Checker {
     if (std::find(words.begin(), words.end(), text) != words.end()) return text;
     if (key_.path == "model.device" && text.starts_with("cuda"))
       fail("\"" + text + "\" is not part of this release", "this release computes on the CPU: cpu or auto");
-    const std::string near = did_you_mean(text, words);
-    fail("\"" + text + "\" is not one of the allowed words",
+    const std::string near = text.size() > 80 ? "" : did_you_mean(text, words);
+    fail(text.size() > 80 ? describe(node) + " is not one of the allowed words"
+                          : "\"" + text + "\" is not one of the allowed words",
          (near.empty() ? "" : "did you mean `" + near + "`? ") + "(allowed: " + join_words(words) + ")");
   }
 

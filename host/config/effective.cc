@@ -23,7 +23,8 @@ void add_plain(std::vector<EffectiveValue>& out, const View& view, const Key& ke
     const bool cache = path == "generation.cache_config";
     const bool own_kind = view.source("generation.cache_implementation") > Source::kCheckpoint;
     for (const auto& [name, entry] : view.options(path, cache && own_kind ? Source::kFile : Source::kCheckpoint)) {
-      EffectiveValue option{value.section, value.name + "." + name, entry->value, entry->origin, State_::kGiven};
+      EffectiveValue option{value.section, value.name + "." + name, entry->value, entry->origin, State_::kGiven, false};
+      option.comment = cache && entry->origin.source == Source::kCheckpoint;
       out.push_back(std::move(option));
     }
     return;
@@ -41,6 +42,9 @@ void add_plain(std::vector<EffectiveValue>& out, const View& view, const Key& ke
   }
   // Given by nobody, max_length means new tokens; written down, it means the whole sequence.
   if (path == "generation.max_length" && value.state == State_::kDefault) value.state = State_::kAbsent;
+  // A kind that no user named may give way, and a prompt's start does when its last message is to be continued.
+  value.comment = (path == "generation.cache_implementation" && value.origin.source <= Source::kCheckpoint) ||
+                  (path == "tokenizer.add_generation_prompt" && value.state == State_::kDefault);
   out.push_back(std::move(value));
 }
 
@@ -61,7 +65,7 @@ void add_list(std::vector<EffectiveValue>& out, const State& state, const std::s
       } else if (name.starts_with("generation.") && view.find(name).entry != &at->second) {
         continue;
       }
-      out.push_back({element, name, std::move(value), at->second.origin, State_::kGiven});
+      out.push_back({element, name, std::move(value), at->second.origin, State_::kGiven, false});
     }
   }
 }
@@ -149,7 +153,7 @@ std::vector<EffectiveValue> effective_values(const State& state) {
       if (name != list) add_list(values, state, name);
       list = name;
     } else if (key.path == "generation.unset") {
-      EffectiveValue value{"generation", "unset", json::array(), {}, State_::kDefault};
+      EffectiveValue value{"generation", "unset", json::array(), {}, State_::kDefault, false};
       for (const Key& other : keys()) {
         if (!other.path.starts_with("generation.")) continue;
         const View::Found found = view.find(other.path);
@@ -212,7 +216,9 @@ std::string effective_text(const std::vector<EffectiveValue>& values) {
         put_line(text, "# " + key, value.value.is_null() ? "not set" : "not set: " + toml_value(value.value));
         break;
       case State_::kUnset: put_line(text, "# " + key, "unset by " + one_line(value.origin.text)); break;
-      default: put_line(text, key + " = " + toml_value(value.value), one_line(value.origin.text));
+      default:
+        put_line(text, (value.comment ? "# " : "") + key + " = " + toml_value(value.value),
+                 one_line(value.origin.text));
     }
   }
   return text;

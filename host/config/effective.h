@@ -18,6 +18,7 @@ struct EffectiveValue {
   nlohmann::json value;
   Origin origin;  // of the value, or of the list that unset it
   State state = State::kDefault;
+  bool comment = false;  // written down, it would no longer be the default's or the checkpoint's choice
 };
 
 // Every key, in the order of the schema; keys of prompts and plugin loads only where they stand.

@@ -138,6 +138,8 @@ class Reader {
       if (options && member.kind != Node::Kind::kScalar)
         throw Error(Code::kConfig, "expected a number, string, true or false, got " + describe(member), {},
                     where(below, member));
+      if (options && member.value.is_string() && member.value.get_ref<const std::string&>().size() > 4096)
+        throw Error(Code::kConfig, "a text of more than 4096 bytes", {}, where(below, member));
       if (name.size() > kMaxShown) throw Error(Code::kConfig, "a key of more than 80 bytes", {}, where(below, member));
       put(join(path, name), check_value(key, member, where(below, member), context_.base_dir), member);
     }

@@ -167,6 +167,7 @@ class Resolver {
   }
 
   std::string kind(const std::string& word, const std::string& where) {
+    if (word.size() > 200) throw Error(Code::kConfig, "the name of a cache kind has at most 200 bytes", {}, where);
     std::vector<std::string> registered, searched;
     if (kinds_ != nullptr) {
       for (const auto& [name, schema] : kinds_->schemas) registered.push_back(name);
