@@ -18,7 +18,7 @@ std::vector<Json> cases_named(std::string_view prefix) {
   static const Json golden = read_data("golden/chat.json");
   std::vector<Json> found;
   for (const Json& c : golden.at("cases")) {
-    if (c.at("id").get<std::string>().starts_with(prefix)) found.push_back(c);
+    if (text_at(c, "id").starts_with(prefix)) found.push_back(c);
   }
   return found;
 }
@@ -28,11 +28,11 @@ TEST(ChatGolden, EncodeAndDecode) {
   const auto cases = cases_named("encode/");
   EXPECT_EQ(cases.size(), 21u);
   for (const Json& c : cases) {
-    SCOPED_TRACE(c.at("id"));
+    SCOPED_TRACE(text_at(c, "id"));
     const Ids ids = c.at("ids");
-    EXPECT_EQ(tokenizer->encode(c.at("text").get<std::string>(), true), ids);
-    EXPECT_EQ(tokenizer->decode(ids, false), c.at("decoded"));
-    EXPECT_EQ(tokenizer->decode(ids, true), c.at("decoded_skip_special"));
+    EXPECT_EQ(tokenizer->encode(text_at(c, "text"), true), ids);
+    EXPECT_EQ(tokenizer->decode(ids, false), text_at(c, "decoded"));
+    EXPECT_EQ(tokenizer->decode(ids, true), text_at(c, "decoded_skip_special"));
     std::vector<std::string> tokens;
     for (const int32_t id : ids) tokens.push_back(tokenizer->id_to_token(id));
     EXPECT_EQ(tokens, c.at("tokens").get<std::vector<std::string>>());
@@ -45,21 +45,21 @@ TEST(ChatGolden, Templates) {
   EXPECT_EQ(cases.size(), 45u);
   size_t from_folder = 0;
   for (const Json& c : cases) {
-    SCOPED_TRACE(c.at("id"));
+    SCOPED_TRACE(text_at(c, "id"));
     ASSERT_FALSE(c.contains("error"));
-    const auto own = ChatTemplate::from_source(c.at("template").get<std::string>(), c.at("id"));
+    const auto own = ChatTemplate::from_source(text_at(c, "template"), text_at(c, "id"));
     ChatOptions options;
     options.add_generation_prompt = c.at("add_generation_prompt");
     options.kwargs_json = c.at("extra").dump();
-    options.special_tokens = {{"bos_token", c.at("bos_token")}, {"eos_token", c.at("eos_token")}};
+    options.special_tokens = {{"bos_token", text_at(c, "bos_token")}, {"eos_token", text_at(c, "eos_token")}};
     const std::string messages = c.at("messages").dump();
     const std::string text = own->render(messages, options);
-    EXPECT_EQ(text, c.at("text"));
+    EXPECT_EQ(text, text_at(c, "text"));
     EXPECT_EQ(tokenizer->encode(text, false), c.at("ids").get<Ids>());
-    if (c.at("id").get<std::string>().starts_with("template/chatml/")) {
+    if (text_at(c, "id").starts_with("template/chatml/")) {
       ++from_folder;
       options.special_tokens = tokenizer->special_tokens();
-      EXPECT_EQ(ChatTemplate::load(data_path("models/llama_chat"))->render(messages, options), c.at("text"));
+      EXPECT_EQ(ChatTemplate::load(data_path("models/llama_chat"))->render(messages, options), text_at(c, "text"));
     }
   }
   EXPECT_EQ(from_folder, 10u);

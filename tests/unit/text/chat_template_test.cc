@@ -27,20 +27,19 @@ TEST(ChatTemplate, RendersAsJinja2Does) {
   const Json data = read_data("text/templates.json");
   size_t rendered = 0, refused = 0;
   for (const Json& c : data.at("cases")) {
-    SCOPED_TRACE(c.at("id"));
-    const std::string source = data.at("templates").at(c.at("template").get<std::string>());
-    const std::string messages = data.at("conversations").at(c.at("conversation").get<std::string>()).dump();
+    SCOPED_TRACE(text_at(c, "id"));
+    const std::string source = data.at("templates").at(text_at(c, "template"));
+    const std::string messages = data.at("conversations").at(text_at(c, "conversation")).dump();
     ChatOptions options;
     options.kwargs_json = Json{{"extra", data.at("extra")}}.dump();
     if (c.contains("error")) {
       ++refused;
       if (source.find("raise_exception") == std::string::npos) continue;  // Python's own wording for misuse
-      EXPECT_NE(message_of(source, messages, options).find("line 1: " + c.at("error").get<std::string>()),
-                std::string::npos);
+      EXPECT_NE(message_of(source, messages, options).find("line 1: " + text_at(c, "error")), std::string::npos);
       continue;
     }
     ++rendered;
-    EXPECT_EQ(render(source, messages, options), c.at("text"));
+    EXPECT_EQ(render(source, messages, options), text_at(c, "text"));
   }
   EXPECT_EQ(rendered, 180u);
   EXPECT_EQ(refused, 10u);

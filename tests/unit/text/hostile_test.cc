@@ -45,6 +45,19 @@ TEST(Hostile, TokenizerJson) {
   }
 }
 
+// tokenizers panics on this one; the message comes back and the standard error stream stays empty.
+TEST(Hostile, APanicIsAnError) {
+  const TempFolder folder;
+  auto tokenizer = nlohmann::json::parse(good_tokenizer());
+  tokenizer["normalizer"] = {{"type", "Precompiled"}, {"precompiled_charsmap", ""}};
+  folder.write("tokenizer.json", tokenizer.dump());
+  testing::internal::CaptureStderr();
+  const Error error = error_of([&] { Tokenizer::load(folder.path()); });
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(error.code(), Code::kModel);
+  EXPECT_NE(error.message().find("precompiled_charsmap"), std::string::npos) << error.message();
+}
+
 // A file that breaks off anywhere, and one with a byte changed anywhere: an Error or a tokenizer that works.
 TEST(Hostile, TokenizerJsonCutOrChangedAnywhere) {
   const TempFolder folder;

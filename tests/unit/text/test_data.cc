@@ -28,6 +28,8 @@ nlohmann::ordered_json read_data(std::string_view relative) {
   return nlohmann::ordered_json::parse(read_bytes(data_path(relative)));
 }
 
+std::string text_at(const nlohmann::ordered_json& object, const char* key) { return object.at(key).get<std::string>(); }
+
 TempFolder::TempFolder() {
   std::string name = (std::filesystem::temp_directory_path() / "kvplug-text-XXXXXX").string();
   if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");

@@ -39,6 +39,8 @@ std::vector<std::string> sample_names();
 std::shared_ptr<const Tokenizer> sample_tokenizer(const std::string& name);
 std::shared_ptr<const Tokenizer> chat_tokenizer();  // tests/data/models/llama_chat
 
+std::string text_at(const nlohmann::ordered_json& object, const char* key);
+
 bool is_utf8(std::string_view text);
 
 [[noreturn]] void no_error();

@@ -77,7 +77,9 @@ pub fn catch<T>(body: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         set_hook(Box::new(|info| {
-            let _ = PANIC.try_with(|p| *p.borrow_mut() = info.to_string());
+            let payload = info.payload();
+            let text = payload.downcast_ref::<String>().map(String::as_str).or(payload.downcast_ref::<&str>().copied());
+            let _ = PANIC.try_with(|p| *p.borrow_mut() = text.unwrap_or("panic").to_string());
         }));
     });
     catch_unwind(AssertUnwindSafe(body))
