@@ -1,0 +1,3 @@
+module kvplug.example/cache_go
+
+go 1.21
