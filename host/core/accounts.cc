@@ -129,11 +129,12 @@ kvp_status Accounts::alloc(const kvp_mem* asked, void** out, kvp_error* err) noe
                        "mem_alloc: tier " + std::to_string(mem.tier) + " or purpose " + std::to_string(mem.purpose) +
                            " is unknown, or the file tier, whose bytes are the plugin's own");
   }
-  mem.align = std::max(mem.align, kMinAlign);
+  if (mem.align == 0) mem.align = kMinAlign;
   if (!std::has_single_bit(mem.align)) {
     return write_error(err, KVP_INVALID_ARGUMENT,
                        "mem_alloc: align " + std::to_string(mem.align) + " is not a power of two");
   }
+  mem.align = std::max(mem.align, kMinAlign);
 
   std::shared_ptr<Owner> owner;
   {

@@ -71,7 +71,7 @@ TEST_F(ManifestFile, EveryMistakeIsNamedWithItsPlace) {
   EXPECT_HAS(fault("\"libkivi2.so\"", "\"other.so\""), "must be called other.toml");
   EXPECT_HAS(fault("\"0.1\"\nprovides", "\"0\"\nprovides"), "abi: \"0\" is not a version; expected \"major.minor\"");
   EXPECT_HAS(fault("kvp.cache/1", "kvp.cache/9"), "provides.interface: \"kvp.cache/9\" is unknown");
-  EXPECT_HAS(fault("acme/kivi2", "kivi2"), "libkivi2.toml:9:51: provides.name: \"kivi2\" must be `vendor/name`");
+  EXPECT_HAS(fault("acme/kivi2", "kivi2"), "libkivi2.toml:9:49: provides.name: \"kivi2\" must be `vendor/name`");
   EXPECT_HAS(fault("kivi2.options.json", "sub/kivi2.json"), "provides.options");
   EXPECT_HAS(fault("{ interface = \"kvp.quantizer/1\", name = \"acme/q\" }",
                    "{ interface = \"kvp.cache/1\", name = \"acme/kivi2\" }"),
