@@ -124,7 +124,7 @@ function(kvplug_import_plugin target)
     file(CONFIGURE OUTPUT "${map}" CONTENT "{ global: @KVPLUG_PLUGIN_ENTRY@; local: *; };\n" @ONLY)
     set(made "${CMAKE_CURRENT_BINARY_DIR}/${target}/${library}")
     # cgo names what it exports to C; the second version script takes all but the entry back.
-    set(build COMMAND "${CMAKE_COMMAND}" -E env CGO_ENABLED=1 "CGO_CFLAGS=-O2 -I${abi}" "${KVPLUG_GO}" build -buildmode=c-shared -trimpath
+    set(build COMMAND "${CMAKE_COMMAND}" -E env CGO_ENABLED=1 "CGO_CFLAGS=-O2 -I${abi}" "${KVPLUG_GO}" build -buildmode=c-shared -trimpath -buildvcs=false
       "-ldflags=-s -w -extldflags=-Wl,--version-script=${map}" -o "${made}" .)
   endif()
   kvplug_check_exports_command(check "${out}")

@@ -8,9 +8,9 @@
 
 #include "storage.h"
 
-static int32_t check_create(const kvp_cache_create *create, kvp_error *err) {
-  static const char *const known[] = {"grow_tokens", NULL};
-  const kvp_option *unknown = kvp_unknown_option(create->options, create->n_options, known);
+static int32_t check_create(const kvp_cache_create* create, kvp_error* err) {
+  static const char* const known[] = {"grow_tokens", NULL};
+  const kvp_option* unknown = kvp_unknown_option(create->options, create->n_options, known);
   const kvp_dtype d = create->dtype;
   size_t i;
   if (unknown != NULL) return kvp_fail(err, KVP_INVALID_ARGUMENT, "exact_c has no option `%s`", unknown->key);
@@ -27,7 +27,7 @@ static int32_t check_create(const kvp_cache_create *create, kvp_error *err) {
     return kvp_fail(err, KVP_UNSUPPORTED, "exact_c does not quantize; it takes no `backend`");
   }
   for (i = 0; i < create->n_layers; i++) {
-    const kvp_layer *l = KVP_AT(kvp_layer, create->layers, create->layer_stride, i);
+    const kvp_layer* l = KVP_AT(kvp_layer, create->layers, create->layer_stride, i);
     if (l->kind != KVP_LAYER_FULL || (l->flags & KVP_LAYER_SHARED) != 0 || l->index_dim != 0) {
       return kvp_fail(err, KVP_UNSUPPORTED, "exact_c serves plain full attention; layer %d is something else (kind %d)",
                       (int)l->model_layer, (int)l->kind);
@@ -40,19 +40,19 @@ static int32_t check_create(const kvp_cache_create *create, kvp_error *err) {
   return KVP_OK;
 }
 
-static int64_t grow_option(const kvp_cache_create *create) {
-  const kvp_option *o = kvp_find_option(create->options, create->n_options, "grow_tokens");
+static int64_t grow_option(const kvp_cache_create* create) {
+  const kvp_option* o = kvp_find_option(create->options, create->n_options, "grow_tokens");
   return o != NULL && o->integer > 0 ? o->integer : 64;
 }
 
-static void set_layer(layer *l, const kvp_cache_create *create, size_t i) {
-  const kvp_layer *given = KVP_AT(kvp_layer, create->layers, create->layer_stride, i);
+static void set_layer(layer* l, const kvp_cache_create* create, size_t i) {
+  const kvp_layer* given = KVP_AT(kvp_layer, create->layers, create->layer_stride, i);
   l->heads = given->kv_heads;
   l->dim[0] = given->key_dim;
   l->dim[1] = given->value_dim;
 }
 
-int32_t exact_probe(const kvp_cache_create *given, kvp_cache_info *out, kvp_error *err) {
+int32_t exact_probe(const kvp_cache_create* given, kvp_cache_info* out, kvp_error* err) {
   kvp_cache_create create;
   kvp_cache_info info;
   int32_t status;
@@ -67,7 +67,7 @@ int32_t exact_probe(const kvp_cache_create *given, kvp_cache_info *out, kvp_erro
   return KVP_OK;
 }
 
-int32_t exact_plan(const kvp_cache_create *given, int64_t batch, int64_t tokens, kvp_memory *out, kvp_error *err) {
+int32_t exact_plan(const kvp_cache_create* given, int64_t batch, int64_t tokens, kvp_memory* out, kvp_error* err) {
   kvp_cache_create create;
   kvp_memory m;
   int32_t status;
@@ -104,15 +104,15 @@ int32_t exact_plan(const kvp_cache_create *given, int64_t batch, int64_t tokens,
   return KVP_OK;
 }
 
-int32_t exact_create(const kvp_cache_create *given, kvp_cache **self, kvp_error *err) {
+int32_t exact_create(const kvp_cache_create* given, kvp_cache** self, kvp_error* err) {
   kvp_cache_create create;
-  kvp_cache *c;
+  kvp_cache* c;
   int32_t status;
   size_t i;
   kvp_read_struct(&create, sizeof(create), given);
   status = check_create(&create, err);
   if (status != KVP_OK) return status;
-  c = (kvp_cache *)calloc(1, sizeof(*c) + create.n_layers * sizeof(layer));
+  c = (kvp_cache*)calloc(1, sizeof(*c) + create.n_layers * sizeof(layer));
   if (c == NULL) return kvp_fail(err, KVP_OUT_OF_MEMORY, "no memory for a cache of %d layers", (int)create.n_layers);
   c->owner = create.owner;
   c->grow = grow_option(&create);
@@ -123,7 +123,7 @@ int32_t exact_create(const kvp_cache_create *given, kvp_cache **self, kvp_error 
   return KVP_OK;
 }
 
-void exact_destroy(kvp_cache *self) {
+void exact_destroy(kvp_cache* self) {
   size_t i;
   if (self == NULL) return;
   for (i = 0; i < self->n_layers; i++) give(self, &self->layers[i].kv);
@@ -131,7 +131,7 @@ void exact_destroy(kvp_cache *self) {
   free(self);
 }
 
-int32_t exact_memory(kvp_cache *self, int32_t layer_index, kvp_memory *out, kvp_error *err) {
+int32_t exact_memory(kvp_cache* self, int32_t layer_index, kvp_memory* out, kvp_error* err) {
   kvp_memory m;
   size_t i;
   int64_t b;
@@ -157,7 +157,7 @@ int32_t exact_memory(kvp_cache *self, int32_t layer_index, kvp_memory *out, kvp_
   return KVP_OK;
 }
 
-const void *exact_get_extension(const char *id) {
+const void* exact_get_extension(const char* id) {
   (void)id;
   return NULL;
 }

@@ -49,7 +49,7 @@ static const kvp_descriptor descriptors[] = {{
     options_schema,
 }};
 
-static const kvp_descriptor *descriptor(uint32_t i) {
+static const kvp_descriptor* descriptor(uint32_t i) {
   return i < sizeof(descriptors) / sizeof(descriptors[0]) ? &descriptors[i] : NULL;
 }
 
@@ -68,7 +68,7 @@ static const kvp_plugin plugin = {
     NULL, /* quiesce */
 };
 
-KVP_EXPORT int32_t kvp_plugin_entry_v0(const kvp_host *host, const kvp_plugin **out, kvp_error *err) {
+KVP_EXPORT int32_t kvp_plugin_entry_v0(const kvp_host* host, const kvp_plugin** out, kvp_error* err) {
   if (host->abi_major != KVP_ABI_MAJOR || host->abi_minor < plugin.min_host_minor) {
     return kvp_fail(err, KVP_UNSUPPORTED, "example.cache-c speaks plugin ABI %d.%d, the host %u.%u", KVP_ABI_MAJOR,
                     KVP_ABI_MINOR, (unsigned)host->abi_major, (unsigned)host->abi_minor);

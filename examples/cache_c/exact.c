@@ -14,7 +14,7 @@
 
 #include "storage.h"
 
-int32_t exact_lengths(kvp_cache *self, int32_t layer_index, int64_t query_len, kvp_lengths *out, kvp_error *err) {
+int32_t exact_lengths(kvp_cache* self, int32_t layer_index, int64_t query_len, kvp_lengths* out, kvp_error* err) {
   kvp_lengths answer;
   size_t b;
   kvp_read_struct(&answer, sizeof(answer), out);
@@ -41,7 +41,7 @@ int32_t exact_lengths(kvp_cache *self, int32_t layer_index, int64_t query_len, k
 }
 
 /* K or V of an update: [batch, heads, tokens, dim] of the cache's type, last stride 1. */
-static int32_t check_tensor(const kvp_cache *c, const layer *l, int part, const kvp_tensor *t, kvp_error *err) {
+static int32_t check_tensor(const kvp_cache* c, const layer* l, int part, const kvp_tensor* t, kvp_error* err) {
   if (t->ndim != 4 || t->shape[1] != l->heads || t->shape[3] != l->dim[part] || t->shape[0] < 1 || t->shape[2] < 0 ||
       (t->strides[3] != 1 && t->shape[3] > 1)) {
     return kvp_fail(err, KVP_INVALID_ARGUMENT, "%s is not [batch, %lld, tokens, %lld] with last stride 1",
@@ -55,7 +55,7 @@ static int32_t check_tensor(const kvp_cache *c, const layer *l, int part, const 
   return KVP_OK;
 }
 
-static int32_t check_rows(const kvp_cache *c, const kvp_update_args *a, int fresh, kvp_error *err) {
+static int32_t check_rows(const kvp_cache* c, const kvp_update_args* a, int fresh, kvp_error* err) {
   const int64_t batch = a->k->shape[0], tokens = a->k->shape[2];
   int64_t b;
   for (b = 0; b < batch; b++) {
@@ -73,9 +73,9 @@ static int32_t check_rows(const kvp_cache *c, const kvp_update_args *a, int fres
 }
 
 /* Makes room for `tokens` more in the layer, and first, in an empty cache, for another batch. All or nothing. */
-static int32_t make_room(kvp_cache *c, int32_t layer_index, int64_t batch, int64_t tokens, const kvp_call *call,
-                         kvp_error *err) {
-  layer *l = &c->layers[layer_index];
+static int32_t make_room(kvp_cache* c, int32_t layer_index, int64_t batch, int64_t tokens, const kvp_call* call,
+                         kvp_error* err) {
+  layer* l = &c->layers[layer_index];
   const int fresh = batch != c->batch;
   const int64_t need = (fresh ? 0 : longest(c, layer_index)) + tokens;
   const int64_t capacity = capacity_for(c->grow, need);
@@ -116,7 +116,7 @@ static int32_t make_room(kvp_cache *c, int32_t layer_index, int64_t batch, int64
   return KVP_OK;
 }
 
-static void view(const kvp_cache *c, const layer *l, int part, int64_t kv_len, kvp_tensor *out) {
+static void view(const kvp_cache* c, const layer* l, int part, int64_t kv_len, kvp_tensor* out) {
   memset(out, 0, sizeof(*out));
   out->data = l->kv.data == NULL ? NULL : at(c, l, l->kv.data, c->batch, l->capacity, part, 0, 0, 0);
   out->device_type = KVP_DEVICE_CPU;
@@ -135,10 +135,10 @@ static void view(const kvp_cache *c, const layer *l, int part, int64_t kv_len, k
   out->strides[0] = l->heads * out->strides[1];
 }
 
-int32_t exact_update(kvp_cache *self, const kvp_call *call, const kvp_update_args *given, kvp_tensor *out_k,
-                     kvp_tensor *out_v, kvp_error *err) {
+int32_t exact_update(kvp_cache* self, const kvp_call* call, const kvp_update_args* given, kvp_tensor* out_k,
+                     kvp_tensor* out_v, kvp_error* err) {
   kvp_update_args a;
-  layer *l;
+  layer* l;
   int64_t b, tokens = 0, kv_len;
   kvp_read_struct(&a, sizeof(a), given);
   if (a.layer < 0 || (size_t)a.layer >= self->n_layers) {
@@ -170,7 +170,7 @@ int32_t exact_update(kvp_cache *self, const kvp_call *call, const kvp_update_arg
     if (status == KVP_OK) status = make_room(self, a.layer, batch, tokens, call, err);
     if (status != KVP_OK) return status;
     for (b = 0; b < batch; b++) {
-      row *r = &rows_of(self, a.layer)[b];
+      row* r = &rows_of(self, a.layer)[b];
       const int64_t count = a.count == NULL ? tokens : a.count[b];
       const int64_t pad = a.pad == NULL ? 0 : a.pad[b];
       zero_slots(self, l, b, r->seen, r->seen + pad);
@@ -188,14 +188,14 @@ int32_t exact_update(kvp_cache *self, const kvp_call *call, const kvp_update_arg
   return KVP_OK;
 }
 
-int32_t exact_reset(kvp_cache *self, const kvp_call *call, kvp_error *err) {
+int32_t exact_reset(kvp_cache* self, const kvp_call* call, kvp_error* err) {
   (void)call;
   (void)err;
   if (self->rows.data != NULL) memset(self->rows.data, 0, self->rows.mem.bytes);
   return KVP_OK;
 }
 
-int32_t exact_crop(kvp_cache *self, const kvp_call *call, const int64_t *n_remove, int64_t n, kvp_error *err) {
+int32_t exact_crop(kvp_cache* self, const kvp_call* call, const int64_t* n_remove, int64_t n, kvp_error* err) {
   int64_t b;
   size_t i;
   if (n != 1) return kvp_fail(err, KVP_UNSUPPORTED, "exact_c drops the same number of tokens from every row");
@@ -209,7 +209,7 @@ int32_t exact_crop(kvp_cache *self, const kvp_call *call, const int64_t *n_remov
     }
     seen = n_remove[0] < seen ? seen - n_remove[0] : 0;
     for (i = 0; i < self->n_layers; i++) {
-      row *r = &rows_of(self, (int32_t)i)[b];
+      row* r = &rows_of(self, (int32_t)i)[b];
       if (r->seen > seen) r->seen = seen;
       if (r->pad > r->seen) r->pad = r->seen;
     }
@@ -217,15 +217,15 @@ int32_t exact_crop(kvp_cache *self, const kvp_call *call, const int64_t *n_remov
   return KVP_OK;
 }
 
-int32_t exact_set_rollback(kvp_cache *self, const kvp_call *call, int64_t max_tokens, kvp_error *err) {
+int32_t exact_set_rollback(kvp_cache* self, const kvp_call* call, int64_t max_tokens, kvp_error* err) {
   (void)self; /* crop of any depth always works */
   (void)call;
   if (max_tokens < 0) return kvp_fail(err, KVP_INVALID_ARGUMENT, "rollback of %lld tokens", (long long)max_tokens);
   return KVP_OK;
 }
 
-int32_t exact_gather(kvp_cache *self, const kvp_call *call, const int64_t *src_rows, int64_t n, kvp_error *err) {
-  kvp_cache *next;
+int32_t exact_gather(kvp_cache* self, const kvp_call* call, const int64_t* src_rows, int64_t n, kvp_error* err) {
+  kvp_cache* next;
   int64_t b;
   size_t i;
   int32_t status;
@@ -260,8 +260,8 @@ int32_t exact_gather(kvp_cache *self, const kvp_call *call, const int64_t *src_r
   return status;
 }
 
-int32_t exact_clone(kvp_cache *self, const kvp_call *call, uint64_t owner, kvp_cache **out, kvp_error *err) {
-  kvp_cache *twin = empty_twin(self, owner);
+int32_t exact_clone(kvp_cache* self, const kvp_call* call, uint64_t owner, kvp_cache** out, kvp_error* err) {
+  kvp_cache* twin = empty_twin(self, owner);
   int32_t status = KVP_OK;
   (void)call;
   if (twin == NULL) return kvp_fail(err, KVP_OUT_OF_MEMORY, "no memory for a clone");

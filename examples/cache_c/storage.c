@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-const kvp_host *exact_host;
+const kvp_host* exact_host;
 
-size_t element(const kvp_cache *c) { return c->dtype.bits / 8u; }
+size_t element(const kvp_cache* c) { return c->dtype.bits / 8u; }
 
 int64_t capacity_for(int64_t grow, int64_t tokens) {
   int64_t capacity = grow;
@@ -18,7 +18,7 @@ int64_t capacity_for(int64_t grow, int64_t tokens) {
   return capacity;
 }
 
-uint64_t layer_bytes(const layer *l, size_t element_bytes, int64_t batch, int64_t capacity) {
+uint64_t layer_bytes(const layer* l, size_t element_bytes, int64_t batch, int64_t capacity) {
   uint64_t bytes = (uint64_t)(l->dim[0] + l->dim[1]) * element_bytes;
   if (__builtin_mul_overflow(bytes, (uint64_t)l->heads, &bytes) ||
       __builtin_mul_overflow(bytes, (uint64_t)batch, &bytes) ||
@@ -28,10 +28,12 @@ uint64_t layer_bytes(const layer *l, size_t element_bytes, int64_t batch, int64_
   return bytes;
 }
 
-row *rows_of(const kvp_cache *c, int32_t layer_index) { return (row *)c->rows.data + (int64_t)layer_index * c->batch; }
+row* rows_of(const kvp_cache* c, int32_t layer_index) {
+  return c->rows.data == NULL ? NULL : (row*)c->rows.data + (int64_t)layer_index * c->batch;
+}
 
-int64_t longest(const kvp_cache *c, int32_t layer_index) {
-  const row *rows = rows_of(c, layer_index);
+int64_t longest(const kvp_cache* c, int32_t layer_index) {
+  const row* rows = rows_of(c, layer_index);
   int64_t b, most = 0;
   for (b = 0; b < c->batch; b++) {
     if (rows[b].seen > most) most = rows[b].seen;
@@ -39,7 +41,7 @@ int64_t longest(const kvp_cache *c, int32_t layer_index) {
   return most;
 }
 
-int is_empty(const kvp_cache *c) {
+int is_empty(const kvp_cache* c) {
   size_t i;
   for (i = 0; i < c->n_layers; i++) {
     if (longest(c, (int32_t)i) > 0) return 0;
@@ -47,7 +49,7 @@ int is_empty(const kvp_cache *c) {
   return 1;
 }
 
-int32_t take(kvp_cache *c, int32_t purpose, uint64_t bytes, block *out, kvp_error *err) {
+int32_t take(kvp_cache* c, int32_t purpose, uint64_t bytes, block* out, kvp_error* err) {
   block b;
   int32_t status;
   memset(&b, 0, sizeof(b));
@@ -66,25 +68,25 @@ int32_t take(kvp_cache *c, int32_t purpose, uint64_t bytes, block *out, kvp_erro
   return KVP_OK;
 }
 
-void give(kvp_cache *c, block *b) {
+void give(kvp_cache* c, block* b) {
   if (b->data != NULL) exact_host->mem_free(exact_host->ctx, &b->mem, b->data);
   c->held -= b->mem.bytes;
   memset(b, 0, sizeof(*b));
 }
 
-int32_t take_rows(kvp_cache *c, int64_t batch, block *out, kvp_error *err) {
+int32_t take_rows(kvp_cache* c, int64_t batch, block* out, kvp_error* err) {
   const int32_t status = take(c, KVP_PURPOSE_OTHER, (uint64_t)batch * c->n_layers * sizeof(row), out, err);
   if (status == KVP_OK) memset(out->data, 0, out->mem.bytes);
   return status;
 }
 
-char *at(const kvp_cache *c, const layer *l, void *data, int64_t batch, int64_t capacity, int part, int64_t b,
+char* at(const kvp_cache* c, const layer* l, void* data, int64_t batch, int64_t capacity, int part, int64_t b,
          int64_t h, int64_t slot) {
   const int64_t before = part == 0 ? 0 : batch * l->heads * capacity * l->dim[0];
-  return (char *)data + (size_t)(before + ((b * l->heads + h) * capacity + slot) * l->dim[part]) * element(c);
+  return (char*)data + (size_t)(before + ((b * l->heads + h) * capacity + slot) * l->dim[part]) * element(c);
 }
 
-void copy_row(const kvp_cache *c, const layer *l, const layer *from, int64_t from_batch, int64_t from_row, void *to,
+void copy_row(const kvp_cache* c, const layer* l, const layer* from, int64_t from_batch, int64_t from_row, void* to,
               int64_t to_batch, int64_t to_capacity, int64_t to_row, int64_t tokens) {
   int part;
   int64_t h;
@@ -97,7 +99,7 @@ void copy_row(const kvp_cache *c, const layer *l, const layer *from, int64_t fro
   }
 }
 
-void zero_slots(const kvp_cache *c, const layer *l, int64_t b, int64_t begin, int64_t end) {
+void zero_slots(const kvp_cache* c, const layer* l, int64_t b, int64_t begin, int64_t end) {
   int part;
   int64_t h;
   for (part = 0; part < 2; part++) {
@@ -108,7 +110,7 @@ void zero_slots(const kvp_cache *c, const layer *l, int64_t b, int64_t begin, in
   }
 }
 
-void store(const kvp_cache *c, const layer *l, int part, const kvp_tensor *t, int64_t b, int64_t begin, int64_t end,
+void store(const kvp_cache* c, const layer* l, int part, const kvp_tensor* t, int64_t b, int64_t begin, int64_t end,
            int64_t slot) {
   const size_t line = (size_t)l->dim[part] * element(c);
   int64_t h, i;
@@ -116,12 +118,12 @@ void store(const kvp_cache *c, const layer *l, int part, const kvp_tensor *t, in
     for (i = begin; i < end; i++) {
       const int64_t offset = b * t->strides[0] + h * t->strides[1] + i * t->strides[2];
       memcpy(at(c, l, l->kv.data, c->batch, l->capacity, part, b, h, slot + i - begin),
-             (const char *)t->data + offset * (int64_t)element(c), line);
+             (const char*)t->data + offset * (int64_t)element(c), line);
     }
   }
 }
 
-int32_t copy_rows(const kvp_cache *from, const int64_t *src_rows, int64_t n, kvp_cache *to, kvp_error *err) {
+int32_t copy_rows(const kvp_cache* from, const int64_t* src_rows, int64_t n, kvp_cache* to, kvp_error* err) {
   size_t i;
   int64_t b;
   int32_t status = take_rows(to, n, &to->rows, err);
@@ -148,8 +150,8 @@ int32_t copy_rows(const kvp_cache *from, const int64_t *src_rows, int64_t n, kvp
   return KVP_OK;
 }
 
-kvp_cache *empty_twin(const kvp_cache *c, uint64_t owner) {
-  kvp_cache *twin = (kvp_cache *)calloc(1, sizeof(*twin) + c->n_layers * sizeof(layer));
+kvp_cache* empty_twin(const kvp_cache* c, uint64_t owner) {
+  kvp_cache* twin = (kvp_cache*)calloc(1, sizeof(*twin) + c->n_layers * sizeof(layer));
   size_t i;
   if (twin == NULL) return NULL;
   twin->owner = owner;

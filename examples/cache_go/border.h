@@ -9,10 +9,10 @@
 #include <kvplug/abi.h>
 
 /* Go cannot call function pointers: these call the host's. */
-int32_t host_alloc(const kvp_mem *mem, void **out);
-void host_free(const kvp_mem *mem, void *data);
+int32_t host_alloc(const kvp_mem* mem, void** out);
+void host_free(const kvp_mem* mem, void* data);
 
 /* Layer i of a wish, as a struct of today. */
-void layer_at(const kvp_cache_create *create, size_t i, kvp_layer *out);
+void layer_at(const kvp_cache_create* create, size_t i, kvp_layer* out);
 
 #endif

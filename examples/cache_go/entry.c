@@ -12,16 +12,16 @@
 #include "_cgo_export.h"
 #include "border.h"
 
-static const kvp_host *host;
+static const kvp_host* host;
 
-int32_t host_alloc(const kvp_mem *mem, void **out) { return host->mem_alloc(host->ctx, mem, out, NULL); }
-void host_free(const kvp_mem *mem, void *data) { host->mem_free(host->ctx, mem, data); }
+int32_t host_alloc(const kvp_mem* mem, void** out) { return host->mem_alloc(host->ctx, mem, out, NULL); }
+void host_free(const kvp_mem* mem, void* data) { host->mem_free(host->ctx, mem, data); }
 
-void layer_at(const kvp_cache_create *create, size_t i, kvp_layer *out) {
+void layer_at(const kvp_cache_create* create, size_t i, kvp_layer* out) {
   kvp_read_struct(out, sizeof(*out), KVP_AT(kvp_layer, create->layers, create->layer_stride, i));
 }
 
-static int32_t probe(const kvp_cache_create *given, kvp_cache_info *out, kvp_error *err) {
+static int32_t probe(const kvp_cache_create* given, kvp_cache_info* out, kvp_error* err) {
   kvp_cache_create create;
   kvp_cache_info info = {0};
   int32_t status;
@@ -31,7 +31,7 @@ static int32_t probe(const kvp_cache_create *given, kvp_cache_info *out, kvp_err
   return status;
 }
 
-static int32_t plan(const kvp_cache_create *given, int64_t batch, int64_t tokens, kvp_memory *out, kvp_error *err) {
+static int32_t plan(const kvp_cache_create* given, int64_t batch, int64_t tokens, kvp_memory* out, kvp_error* err) {
   kvp_cache_create create;
   kvp_memory memory = {0};
   int32_t status;
@@ -41,21 +41,21 @@ static int32_t plan(const kvp_cache_create *given, int64_t batch, int64_t tokens
   return status;
 }
 
-static int32_t create(const kvp_cache_create *given, kvp_cache **self, kvp_error *err) {
+static int32_t create(const kvp_cache_create* given, kvp_cache** self, kvp_error* err) {
   kvp_cache_create create;
   uintptr_t made;
   int32_t status;
   kvp_read_struct(&create, sizeof(create), given);
   status = goCreate(&create, &made, err);
-  if (status == KVP_OK) *self = (kvp_cache *)made;
+  if (status == KVP_OK) *self = (kvp_cache*)made;
   return status;
 }
 
-static void destroy(kvp_cache *self) {
+static void destroy(kvp_cache* self) {
   if (self != NULL) goDestroy((uintptr_t)self);
 }
 
-static int32_t lengths(kvp_cache *self, int32_t layer, int64_t query_len, kvp_lengths *out, kvp_error *err) {
+static int32_t lengths(kvp_cache* self, int32_t layer, int64_t query_len, kvp_lengths* out, kvp_error* err) {
   kvp_lengths answer;
   int32_t status;
   kvp_read_struct(&answer, sizeof(answer), out);
@@ -64,48 +64,48 @@ static int32_t lengths(kvp_cache *self, int32_t layer, int64_t query_len, kvp_le
   return status;
 }
 
-static int32_t update(kvp_cache *self, const kvp_call *call, const kvp_update_args *given, kvp_tensor *out_k,
-                      kvp_tensor *out_v, kvp_error *err) {
+static int32_t update(kvp_cache* self, const kvp_call* call, const kvp_update_args* given, kvp_tensor* out_k,
+                      kvp_tensor* out_v, kvp_error* err) {
   kvp_update_args args;
   kvp_read_struct(&args, sizeof(args), given);
   return goUpdate((uintptr_t)self, call->flags, &args, out_k, out_v, err);
 }
 
-static int32_t reset(kvp_cache *self, const kvp_call *call, kvp_error *err) {
+static int32_t reset(kvp_cache* self, const kvp_call* call, kvp_error* err) {
   (void)call;
   return goReset((uintptr_t)self, err);
 }
 
-static int32_t gather(kvp_cache *self, const kvp_call *call, const int64_t *src_rows, int64_t n, kvp_error *err) {
-  return goGather((uintptr_t)self, call->flags, (int64_t *)src_rows, n, err);
+static int32_t gather(kvp_cache* self, const kvp_call* call, const int64_t* src_rows, int64_t n, kvp_error* err) {
+  return goGather((uintptr_t)self, call->flags, (int64_t*)src_rows, n, err);
 }
 
-static int32_t crop(kvp_cache *self, const kvp_call *call, const int64_t *n_remove, int64_t n, kvp_error *err) {
-  return goCrop((uintptr_t)self, call->flags, (int64_t *)n_remove, n, err);
+static int32_t crop(kvp_cache* self, const kvp_call* call, const int64_t* n_remove, int64_t n, kvp_error* err) {
+  return goCrop((uintptr_t)self, call->flags, (int64_t*)n_remove, n, err);
 }
 
-static int32_t set_rollback(kvp_cache *self, const kvp_call *call, int64_t max_tokens, kvp_error *err) {
+static int32_t set_rollback(kvp_cache* self, const kvp_call* call, int64_t max_tokens, kvp_error* err) {
   (void)call;
   return goSetRollback((uintptr_t)self, max_tokens, err);
 }
 
-static int32_t clone(kvp_cache *self, const kvp_call *call, uint64_t owner, kvp_cache **out, kvp_error *err) {
+static int32_t clone(kvp_cache* self, const kvp_call* call, uint64_t owner, kvp_cache** out, kvp_error* err) {
   uintptr_t made;
   int32_t status;
   (void)call;
   status = goClone((uintptr_t)self, owner, &made, err);
-  if (status == KVP_OK) *out = (kvp_cache *)made;
+  if (status == KVP_OK) *out = (kvp_cache*)made;
   return status;
 }
 
-static int32_t memory(kvp_cache *self, int32_t layer, kvp_memory *out, kvp_error *err) {
+static int32_t memory(kvp_cache* self, int32_t layer, kvp_memory* out, kvp_error* err) {
   kvp_memory memory = {0};
   const int32_t status = goMemory((uintptr_t)self, layer, &memory, err);
   if (status == KVP_OK) kvp_write_struct(out, &memory, sizeof(memory));
   return status;
 }
 
-static const void *get_extension(const char *id) {
+static const void* get_extension(const char* id) {
   (void)id;
   return NULL;
 }
@@ -155,7 +155,7 @@ static const kvp_descriptor descriptors[] = {{
     options_schema,
 }};
 
-static const kvp_descriptor *descriptor(uint32_t i) { return i == 0 ? &descriptors[0] : NULL; }
+static const kvp_descriptor* descriptor(uint32_t i) { return i == 0 ? &descriptors[0] : NULL; }
 
 static const kvp_plugin plugin = {
     sizeof(kvp_plugin),
@@ -172,7 +172,7 @@ static const kvp_plugin plugin = {
     NULL, /* quiesce */
 };
 
-KVP_EXPORT int32_t kvp_plugin_entry_v0(const kvp_host *given, const kvp_plugin **out, kvp_error *err) {
+KVP_EXPORT int32_t kvp_plugin_entry_v0(const kvp_host* given, const kvp_plugin** out, kvp_error* err) {
   if (given->abi_major != KVP_ABI_MAJOR || given->abi_minor < plugin.min_host_minor) {
     return kvp_fail(err, KVP_UNSUPPORTED, "example.cache-go speaks plugin ABI %d.%d, the host %u.%u", KVP_ABI_MAJOR,
                     KVP_ABI_MINOR, (unsigned)given->abi_major, (unsigned)given->abi_minor);

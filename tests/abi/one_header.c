@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One header alone, twice: it needs no other before it and its guard works. Compiled as C and as C++ by HeaderMatrix. */
+/* One header alone, twice: it needs no other before it and its guard works. Compiled as C and as C++ by HeaderMatrix.
+ */
 #include HEADER
 #include HEADER
 

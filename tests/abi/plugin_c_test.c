@@ -7,14 +7,14 @@
 
 static int failures = 0;
 
-static void check(int ok, const char *what, int line) {
+static void check(int ok, const char* what, int line) {
   if (ok) return;
   failures++;
   fprintf(stderr, "line %d: %s\n", line, what);
 }
 #define CHECK(x) check(x, #x, __LINE__)
 
-static size_t filled(size_t cap, const char *text, char *buf) {
+static size_t filled(size_t cap, const char* text, char* buf) {
   kvp_error err = {0};
   err.struct_size = sizeof(err);
   err.buf = buf;
@@ -30,7 +30,7 @@ int main(void) {
   char buf[4096];
   kvp_error err = {0};
   kvp_option options[2] = {{0}};
-  static const char *const known[] = {"a", NULL};
+  static const char* const known[] = {"a", NULL};
   size_t cap;
 
   CHECK(kvp_fail(NULL, KVP_IO, "x") == KVP_IO);

@@ -21,7 +21,7 @@ typedef struct kvp_call {
   size_t struct_size;
   int32_t device_type; /* KVP_DEVICE_… */
   int32_t device_id;
-  void *stream; /* the device's stream handle (cudaStream_t); NULL on a CPU, else the default stream */
+  void* stream; /* the device's stream handle (cudaStream_t); NULL on a CPU, else the default stream */
   uint32_t flags;
   uint32_t reserved;
 } kvp_call;

@@ -15,7 +15,7 @@ typedef struct kvp_error {
   size_t struct_size;  /* set by the caller */
   int32_t code;        /* out: the status that the call returns */
   int32_t native_code; /* out: an error number of the layer below (errno, a driver's), 0 = none */
-  char *buf;           /* the caller's; gets what fits in UTF-8, cut at a character, always NUL-terminated if cap > 0 */
+  char* buf;           /* the caller's; gets what fits in UTF-8, cut at a character, always NUL-terminated if cap > 0 */
   size_t cap;          /* bytes at buf, the NUL included */
   size_t len;          /* out: length of the whole text without the NUL, as snprintf would return; may exceed cap */
 } kvp_error;

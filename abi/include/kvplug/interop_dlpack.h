@@ -19,22 +19,22 @@
 
 /* The layout of DLTensor. */
 typedef struct kvp_dltensor {
-  void *data;
+  void* data;
   int32_t device_type;
   int32_t device_id;
   int32_t ndim;
   kvp_dtype dtype;
-  int64_t *shape;
-  int64_t *strides; /* NULL = row-major and compact */
+  int64_t* shape;
+  int64_t* strides; /* NULL = row-major and compact */
   uint64_t byte_offset;
 } kvp_dltensor;
 
 /* Describes the memory of `t` as a DLTensor whose shape and strides lie in `t`.
  * Thread: any. Allocates: no. Synchronises: no. Owns: t must outlive the DLTensor. Since 0.1. */
-static inline void kvp_tensor_to_dltensor(kvp_tensor *t, void *dltensor) {
+static inline void kvp_tensor_to_dltensor(kvp_tensor* t, void* dltensor) {
   kvp_dltensor d;
-  const unsigned char *from = (const unsigned char *)&d;
-  unsigned char *to = (unsigned char *)dltensor;
+  const unsigned char* from = (const unsigned char*)&d;
+  unsigned char* to = (unsigned char*)dltensor;
   size_t i;
   d.data = t->data;
   d.device_type = t->device_type;
@@ -51,16 +51,16 @@ static inline void kvp_tensor_to_dltensor(kvp_tensor *t, void *dltensor) {
 
 /* Describes the memory of a DLTensor. More than 8 axes: UNSUPPORTED, `t` untouched.
  * Thread: any. Allocates: no. Synchronises: no. Owns: the memory stays the DLTensor's owner's. Since 0.1. */
-static inline int32_t kvp_tensor_from_dltensor(const void *dltensor, kvp_tensor *t) {
+static inline int32_t kvp_tensor_from_dltensor(const void* dltensor, kvp_tensor* t) {
   kvp_dltensor d;
-  const unsigned char *from = (const unsigned char *)dltensor;
-  unsigned char *to = (unsigned char *)&d;
+  const unsigned char* from = (const unsigned char*)dltensor;
+  unsigned char* to = (unsigned char*)&d;
   int64_t compact = 1;
   int32_t a;
   size_t i;
   for (i = 0; i < sizeof(d); i++) to[i] = from[i];
   if (d.ndim < 0 || d.ndim > KVP_MAX_DIMS) return KVP_UNSUPPORTED;
-  t->data = d.data == NULL ? NULL : (void *)((unsigned char *)d.data + d.byte_offset);
+  t->data = d.data == NULL ? NULL : (void*)((unsigned char*)d.data + d.byte_offset);
   t->device_type = d.device_type;
   t->device_id = d.device_id;
   t->ndim = d.ndim;

@@ -45,7 +45,7 @@ typedef struct kvp_layer {
   int32_t key_dim; /* width of one head's keys and of its values */
   int32_t value_dim;
   int64_t window;              /* SLIDING: W, CHUNKED: C; in tokens, 0 = none */
-  const kvp_state_slot *slots; /* of a STATE layer */
+  const kvp_state_slot* slots; /* of a STATE layer */
   size_t n_slots;
   size_t slot_stride; /* bytes from one slot to the next */
   int32_t shared_with;

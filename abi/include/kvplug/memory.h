@@ -37,7 +37,7 @@ typedef struct kvp_memory {
 
 /* One counter. The name is static text of the plugin, spelt as in the run's JSON report. Frozen. */
 typedef struct kvp_counter {
-  const char *name;
+  const char* name;
   uint64_t value;
 } kvp_counter;
 

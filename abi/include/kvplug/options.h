@@ -17,8 +17,8 @@
 
 /* Keys and texts are valid during the call only. Frozen. */
 typedef struct kvp_option {
-  const char *key;
-  const char *text;
+  const char* key;
+  const char* text;
   int64_t integer;
   double number;
   int32_t type; /* KVP_OPTION_… : which of the three above holds the value */

@@ -30,11 +30,11 @@ extern "C" {
 /* One thing that a plugin offers. Static memory of the plugin. */
 typedef struct kvp_descriptor {
   size_t struct_size;
-  const char *id;             /* what `cache_implementation` or `backend` names, as acme/kivi2 */
-  const char *iface_id;       /* KVP_IFACE_CACHE or KVP_IFACE_QUANTIZER */
-  const void *iface;          /* the table that iface_id names: kvp_cache_iface or kvp_quantizer_iface */
-  const char *summary;        /* one line for people */
-  const char *options_schema; /* JSON Schema of one flat object: option names, types, defaults, ranges, descriptions.
+  const char* id;             /* what `cache_implementation` or `backend` names, as acme/kivi2 */
+  const char* iface_id;       /* KVP_IFACE_CACHE or KVP_IFACE_QUANTIZER */
+  const void* iface;          /* the table that iface_id names: kvp_cache_iface or kvp_quantizer_iface */
+  const char* summary;        /* one line for people */
+  const char* options_schema; /* JSON Schema of one flat object: option names, types, defaults, ranges, descriptions.
                                  The same text as the file that the manifest names. NULL = no options */
 } kvp_descriptor;
 
@@ -45,15 +45,15 @@ typedef struct kvp_plugin {
   uint32_t abi_minor;
   uint32_t min_host_minor; /* the lowest minor of a host that this plugin can live with */
   uint32_t reserved;
-  const char *id; /* as in the manifest */
-  const char *version;
-  const char *vendor;
+  const char* id; /* as in the manifest */
+  const char* version;
+  const char* vendor;
   uint32_t n_descriptors;
   uint32_t reserved1;
 
   /* Returns descriptor i of n_descriptors, always the same pointer; NULL for any other i.
    * Thread: any. Allocates: no. Synchronises: no. Owns: the plugin's, static. Since 0.1. */
-  const kvp_descriptor *(*descriptor)(uint32_t i);
+  const kvp_descriptor* (*descriptor)(uint32_t i);
 
   /* Ends what the plugin does in the background, before the process ends; may be NULL. Instances are destroyed before.
    * Thread: any, once. Allocates: no. Synchronises: yes. Owns: nothing. Since 0.1. */
@@ -65,10 +65,10 @@ typedef struct kvp_plugin {
  * versions.
  * Thread: any. Allocates: no. Synchronises: no. Owns: host is the host's and stays valid; *out is the plugin's, static.
  * Since 0.1. */
-KVP_EXPORT int32_t kvp_plugin_entry_v0(const kvp_host *host, const kvp_plugin **out, kvp_error *err);
+KVP_EXPORT int32_t kvp_plugin_entry_v0(const kvp_host* host, const kvp_plugin** out, kvp_error* err);
 
 /* The type of the entry, for whoever looks it up by KVP_PLUGIN_ENTRY_NAME. */
-typedef int32_t (*kvp_plugin_entry_fn)(const kvp_host *host, const kvp_plugin **out, kvp_error *err);
+typedef int32_t (*kvp_plugin_entry_fn)(const kvp_host* host, const kvp_plugin** out, kvp_error* err);
 
 #ifdef __cplusplus
 }

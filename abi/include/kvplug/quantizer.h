@@ -64,8 +64,8 @@ typedef struct kvp_qcreate {
   size_t struct_size;
   int32_t role; /* KVP_ROLE_… */
   int32_t head_dim;
-  const kvp_qspec *spec;     /* NULL: everything follows from the options */
-  const kvp_option *options; /* resolved for this role: no `_key` or `_value` names */
+  const kvp_qspec* spec;     /* NULL: everything follows from the options */
+  const kvp_option* options; /* resolved for this role: no `_key` or `_value` names */
   size_t n_options;
   kvp_dtype dtype; /* of what will be quantized */
   int32_t device_type;
@@ -109,52 +109,52 @@ typedef struct kvp_quantizer_iface {
 
   /* Gives range i of what is supported: levels, group dims and sizes, types. Required.
    * Thread: any. Allocates: no. Synchronises: no. Owns: low and high are the caller's. Since 0.1. */
-  int32_t (*spec_range)(uint32_t i, kvp_qspec *low, kvp_qspec *high, kvp_error *err);
+  int32_t (*spec_range)(uint32_t i, kvp_qspec* low, kvp_qspec* high, kvp_error* err);
 
   /* Makes an instance, immutable from then on. Required.
    * Thread: any. Allocates: yes, small. Synchronises: no. Owns: *self is the caller's until destroy. Since 0.1. */
-  int32_t (*create)(const kvp_qcreate *create, kvp_quantizer **self, kvp_error *err);
+  int32_t (*create)(const kvp_qcreate* create, kvp_quantizer** self, kvp_error* err);
 
   /* Ends an instance; NULL is ignored. Required.
    * Thread: instance. Allocates: no. Synchronises: no. Owns: takes self. Since 0.1. */
-  void (*destroy)(kvp_quantizer *self);
+  void (*destroy)(kvp_quantizer* self);
 
   /* Tells what the options came to. Required.
    * Thread: any. Allocates: no. Synchronises: no. Owns: out is the caller's. Since 0.1. */
-  int32_t (*describe)(kvp_quantizer *self, kvp_qspec *out, kvp_error *err);
+  int32_t (*describe)(kvp_quantizer* self, kvp_qspec* out, kvp_error* err);
 
   /* Tells the parts (types and shapes), block, workspace and cost for a tensor [batch, kv_heads, tokens, head_dim].
    * Pure. Required. Thread: any. Allocates: no. Synchronises: no. Owns: out is the caller's. Since 0.1. */
-  int32_t (*plan)(kvp_quantizer *self, int64_t batch, int64_t kv_heads, int64_t tokens, int64_t head_dim,
-                  kvp_qplan *out, kvp_error *err);
+  int32_t (*plan)(kvp_quantizer* self, int64_t batch, int64_t kv_heads, int64_t tokens, int64_t head_dim,
+                  kvp_qplan* out, kvp_error* err);
 
   /* Packs `in` [batch, kv_heads, tokens, head_dim], whole blocks and no padding (strict: as the reference library),
    * into parts that the caller allocated as planned. Deterministic; constant, zero, NaN and infinite groups are
    * defined. `workspace`: workspace_bytes on the call's device, 64-aligned, NULL if that is 0. Required. Thread: any.
    * Allocates: no. Synchronises: no. Owns: all stays the caller's. Since 0.1. */
-  int32_t (*quantize)(kvp_quantizer *self, const kvp_call *call, const kvp_tensor *in, uint32_t flags,
-                      const kvp_qpart *parts, uint32_t n_parts, void *workspace, kvp_error *err);
+  int32_t (*quantize)(kvp_quantizer* self, const kvp_call* call, const kvp_tensor* in, uint32_t flags,
+                      const kvp_qpart* parts, uint32_t n_parts, void* workspace, kvp_error* err);
 
   /* Unpacks into `out` [batch, kv_heads, tokens, head_dim], f32, f16 or bf16, any strides with last 1. Required.
    * Thread: any. Allocates: no. Synchronises: no. Owns: all stays the caller's. Since 0.1. */
-  int32_t (*dequantize)(kvp_quantizer *self, const kvp_call *call, const kvp_qpart *parts, uint32_t n_parts,
-                        kvp_tensor *out, kvp_error *err);
+  int32_t (*dequantize)(kvp_quantizer* self, const kvp_call* call, const kvp_qpart* parts, uint32_t n_parts,
+                        kvp_tensor* out, kvp_error* err);
 
   /* Declares the largest error of a round trip, in units of the group's scale. Required.
    * Thread: any. Allocates: no. Synchronises: no. Owns: out is the caller's. Since 0.1. */
-  int32_t (*error_bound)(kvp_quantizer *self, double *out, kvp_error *err);
+  int32_t (*error_bound)(kvp_quantizer* self, double* out, kvp_error* err);
 
   /* Returns the static table of an extension (KVP_EXT_QUANT_ATTEND), or NULL. The whole slot may be NULL.
    * Thread: any. Allocates: no. Synchronises: no. Owns: the table is the plugin's, static. Since 0.1. */
-  const void *(*get_extension)(const char *id);
+  const void* (*get_extension)(const char* id);
 } kvp_quantizer_iface;
 
 /* A quantizer as a cache receives it: kept alive by the host until the cache is destroyed. */
 typedef struct kvp_qhandle {
   size_t struct_size;
-  const struct kvp_quantizer_iface *iface;
-  kvp_quantizer *self;
-  const char *id; /* of the descriptor, for messages */
+  const struct kvp_quantizer_iface* iface;
+  kvp_quantizer* self;
+  const char* id; /* of the descriptor, for messages */
 } kvp_qhandle;
 
 #ifdef __cplusplus

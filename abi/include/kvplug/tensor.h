@@ -55,7 +55,7 @@ typedef struct kvp_dtype {
  * data travels as uint8. Keys and values are logically [batch, kv_heads, tokens, head_dim], the last stride 1.
  * 160 bytes. Frozen. */
 typedef struct kvp_tensor {
-  void *data;
+  void* data;
   int32_t device_type; /* KVP_DEVICE_… */
   int32_t device_id;
   int32_t ndim;

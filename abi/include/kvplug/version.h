@@ -33,10 +33,10 @@
  * reads as zero, and zero means the behaviour from before the field. Structs end without padding, so that sizeof tells
  * versions apart. Structs marked "frozen" have no struct_size and never change. */
 #define KVP_HAS_FIELD(ptr, field) \
-  ((size_t)((const unsigned char *)(&(ptr)->field + 1) - (const unsigned char *)(ptr)) <= (ptr)->struct_size)
+  ((size_t)((const unsigned char*)(&(ptr)->field + 1) - (const unsigned char*)(ptr)) <= (ptr)->struct_size)
 
 /* Element i of an array of growable structs; `stride` is the size the array was compiled with, in bytes. */
 #define KVP_AT(type, base, stride, i) \
-  ((const type *)(const void *)((const unsigned char *)(base) + (size_t)(i) * (size_t)(stride)))
+  ((const type*)(const void*)((const unsigned char*)(base) + (size_t)(i) * (size_t)(stride)))
 
 #endif /* KVPLUG_VERSION_H */

@@ -11,7 +11,7 @@
 #include <kvplug/abi.h>
 
 #define CHECK(x) check((x) != 0, #x, __FILE__, __LINE__)
-void check(int ok, const char *what, const char *file, int line); /* ends the program on failure */
+void check(int ok, const char* what, const char* file, int line); /* ends the program on failure */
 
 /* ---- the host ---- */
 
@@ -31,10 +31,10 @@ uint64_t host_live(void);
 
 enum { N_LAYERS = 2, MAX_ROWS = 6, MAX_SLOTS = 400 };
 extern const kvp_layer layers[N_LAYERS];
-extern const kvp_cache_iface *iface;
+extern const kvp_cache_iface* iface;
 extern kvp_dtype dtype;
 extern char text[256]; /* of the last error */
-extern kvp_error error;
+extern kvp_error last_error;
 extern const kvp_call plain_call, check_call, prepared_call;
 
 kvp_cache_create a_wish(void);
@@ -51,15 +51,15 @@ typedef struct oracle {
   oracle_row row[N_LAYERS][MAX_ROWS];
 } oracle;
 
-int64_t oracle_longest(const oracle *o, int layer);
+int64_t oracle_longest(const oracle* o, int layer);
 
 /* Updates one layer of both with new numbers; pad and count may be NULL. Compares lengths before with views after, and
  * the views with the oracle. `fail` = the status to expect; then the oracle stays as it is. */
-void update_both(kvp_cache *c, oracle *o, int layer, int64_t batch, int64_t tokens, const int64_t *pad,
-                 const int64_t *count, int32_t fail);
+void update_both(kvp_cache* c, oracle* o, int layer, int64_t batch, int64_t tokens, const int64_t* pad,
+                 const int64_t* count, int32_t fail);
 /* Compares everything: rows, views of zero tokens, memory with the host's count. */
-void compare(kvp_cache *c, const oracle *o);
-void crop_oracle(oracle *o, int64_t n);
-void gather_oracle(oracle *o, const int64_t *src, int64_t n);
+void compare(kvp_cache* c, const oracle* o);
+void crop_oracle(oracle* o, int64_t n);
+void gather_oracle(oracle* o, const int64_t* src, int64_t n);
 
 #endif

@@ -16,16 +16,16 @@ static int64_t below(int64_t n) {
   return (int64_t)((state >> 8) % (uint32_t)n);
 }
 
-static kvp_cache *made(const kvp_option *options, size_t n) {
+static kvp_cache* made(const kvp_option* options, size_t n) {
   kvp_cache_create wish = a_wish();
-  kvp_cache *c = NULL;
+  kvp_cache* c = NULL;
   wish.options = options;
   wish.n_options = n;
-  CHECK(iface->create(&wish, &c, &error) == KVP_OK && c != NULL);
+  CHECK(iface->create(&wish, &c, &last_error) == KVP_OK && c != NULL);
   return c;
 }
 
-static kvp_option integer_option(const char *key, int64_t value) {
+static kvp_option integer_option(const char* key, int64_t value) {
   kvp_option o;
   memset(&o, 0, sizeof(o));
   o.key = key;
@@ -43,8 +43,8 @@ static void begin(void) {
 /* Random operations against the oracle. */
 static void random_operations(void) {
   const kvp_option grow = integer_option("grow_tokens", 4);
-  oracle *o = (oracle *)calloc(1, sizeof(*o));
-  kvp_cache *c;
+  oracle* o = (oracle*)calloc(1, sizeof(*o));
+  kvp_cache* c;
   int step, layer;
   int64_t b;
   begin();
@@ -65,7 +65,7 @@ static void random_operations(void) {
       }
       if (oracle_longest(o, 0) + 8 > MAX_SLOTS) continue;
       for (b = 0; b < batch; b++) {
-        const oracle_row *row = &o->row[0][b];
+        const oracle_row* row = &o->row[0][b];
         count[b] = use_count ? below(tokens + 1) : tokens;
         pad[b] = use_pad && row->seen == row->pad ? below(count[b] + 1) : 0;
       }
@@ -74,30 +74,30 @@ static void random_operations(void) {
       }
     } else if (what == 6) {
       const int64_t n = below(6);
-      CHECK(iface->crop(c, &check_call, &n, 1, &error) == KVP_OK);
+      CHECK(iface->crop(c, &check_call, &n, 1, &last_error) == KVP_OK);
       compare(c, o);
-      CHECK(iface->crop(c, &plain_call, &n, 1, &error) == KVP_OK);
+      CHECK(iface->crop(c, &plain_call, &n, 1, &last_error) == KVP_OK);
       crop_oracle(o, n);
     } else if (what == 7) {
       int64_t src[MAX_ROWS];
       const int64_t n = 1 + below(4);
       for (b = 0; b < n; b++) src[b] = below(8) == 0 ? -1 : below(o->batch);
-      CHECK(iface->gather(c, &check_call, src, n, &error) == KVP_OK);
+      CHECK(iface->gather(c, &check_call, src, n, &last_error) == KVP_OK);
       compare(c, o);
-      CHECK(iface->gather(c, &plain_call, src, n, &error) == KVP_OK);
+      CHECK(iface->gather(c, &plain_call, src, n, &last_error) == KVP_OK);
       gather_oracle(o, src, n);
     } else if (what == 8) {
-      kvp_cache *copy = NULL;
+      kvp_cache* copy = NULL;
       const uint64_t blocks = (uint64_t)host.blocks;
       host.owner++;
-      CHECK(iface->clone(c, &plain_call, host.owner, &copy, &error) == KVP_OK && copy != NULL);
+      CHECK(iface->clone(c, &plain_call, host.owner, &copy, &last_error) == KVP_OK && copy != NULL);
       CHECK((uint64_t)host.blocks == 2 * blocks);
       iface->destroy(c);
       c = copy;
       host.peak = host_live();
     } else if (below(8) == 0) {
       const uint64_t held = host_live();
-      CHECK(iface->reset(c, &plain_call, &error) == KVP_OK);
+      CHECK(iface->reset(c, &plain_call, &last_error) == KVP_OK);
       CHECK(host_live() == held);
       for (layer = 0; layer < N_LAYERS; layer++) memset(o->row[layer], 0, sizeof(o->row[layer]));
     }
@@ -110,8 +110,8 @@ static void random_operations(void) {
 
 /* A step that ends after the first layer is taken back without harm to the other. */
 static void half_a_step(void) {
-  oracle *o = (oracle *)calloc(1, sizeof(*o));
-  kvp_cache *c;
+  oracle* o = (oracle*)calloc(1, sizeof(*o));
+  kvp_cache* c;
   const int64_t one = 1, all = 1000;
   begin();
   CHECK(o != NULL);
@@ -119,11 +119,11 @@ static void half_a_step(void) {
   update_both(c, o, 0, 2, 5, NULL, NULL, KVP_OK);
   update_both(c, o, 1, 2, 5, NULL, NULL, KVP_OK);
   update_both(c, o, 0, 2, 1, NULL, NULL, KVP_OK);
-  CHECK(iface->crop(c, &plain_call, &one, 1, &error) == KVP_OK);
+  CHECK(iface->crop(c, &plain_call, &one, 1, &last_error) == KVP_OK);
   crop_oracle(o, 1);
   CHECK(o->row[0][0].seen == 5 && o->row[1][0].seen == 5);
   compare(c, o);
-  CHECK(iface->crop(c, &plain_call, &all, 1, &error) == KVP_OK);
+  CHECK(iface->crop(c, &plain_call, &all, 1, &last_error) == KVP_OK);
   crop_oracle(o, all);
   compare(c, o);
   memset(o, 0, sizeof(*o));
@@ -134,9 +134,9 @@ static void half_a_step(void) {
 
 /* plan against what the allocator saw, token by token, and the peak with a gather at the end. */
 static void plan_is_exact(void) {
-  oracle *o = (oracle *)calloc(1, sizeof(*o));
+  oracle* o = (oracle*)calloc(1, sizeof(*o));
   kvp_cache_create wish;
-  kvp_cache *c;
+  kvp_cache* c;
   int64_t n;
   const int64_t src[3] = {2, 0, 1};
   int p;
@@ -148,11 +148,11 @@ static void plan_is_exact(void) {
     kvp_memory m = {sizeof(kvp_memory), {{0}}, {{0}}, {0}, 0};
     update_both(c, o, 0, 3, 1, NULL, NULL, KVP_OK);
     update_both(c, o, 1, 3, 1, NULL, NULL, KVP_OK);
-    CHECK(iface->plan(&wish, 3, n, &m, &error) == KVP_OK);
+    CHECK(iface->plan(&wish, 3, n, &m, &last_error) == KVP_OK);
     for (p = 0; p < KVP_N_PURPOSES; p++) CHECK(m.reserved[KVP_TIER_HOST][p] == host.live[p]);
     CHECK(m.unquantized == (uint64_t)(3 * n * (2 * (3 + 5) + 1 * (8 + 4))) * (dtype.bits / 8u));
     if (n == 150) {
-      CHECK(iface->gather(c, &plain_call, src, 3, &error) == KVP_OK);
+      CHECK(iface->gather(c, &plain_call, src, 3, &last_error) == KVP_OK);
       CHECK(m.peak[KVP_TIER_HOST] == host.peak);
     }
   }
@@ -162,9 +162,9 @@ static void plan_is_exact(void) {
 
 /* Each allocation of an operation fails once: OUT_OF_MEMORY, nothing has changed, nothing leaks. */
 static void memory_refused(void) {
-  oracle *o = (oracle *)calloc(1, sizeof(*o));
+  oracle* o = (oracle*)calloc(1, sizeof(*o));
   const int64_t src[4] = {1, 1, 0, -1};
-  kvp_cache *c, *copy = (kvp_cache *)&host;
+  kvp_cache *c, *copy = (kvp_cache*)&host;
   int64_t n;
   int32_t status;
   uint64_t owner;
@@ -183,18 +183,18 @@ static void memory_refused(void) {
   compare(c, o);
   for (n = 0; n < 3; n++) {
     host.fail_in = n;
-    CHECK(iface->gather(c, &plain_call, src, 4, &error) == KVP_OUT_OF_MEMORY);
+    CHECK(iface->gather(c, &plain_call, src, 4, &last_error) == KVP_OUT_OF_MEMORY);
     compare(c, o);
     host.fail_in = n;
     owner = host.owner++;
-    status = iface->clone(c, &plain_call, host.owner, &copy, &error);
-    CHECK(status == KVP_OUT_OF_MEMORY && copy == (kvp_cache *)&host);
+    status = iface->clone(c, &plain_call, host.owner, &copy, &last_error);
+    CHECK(status == KVP_OUT_OF_MEMORY && copy == (kvp_cache*)&host);
     host.owner = owner;
   }
   {
     const kvp_memory nothing = {sizeof(kvp_memory), {{0}}, {{0}}, {0}, 0};
     kvp_memory m = nothing;
-    CHECK(iface->memory(c, -1, &m, &error) == KVP_OK && m.reserved[KVP_TIER_HOST][KVP_PURPOSE_KV] == host.live[0]);
+    CHECK(iface->memory(c, -1, &m, &last_error) == KVP_OK && m.reserved[KVP_TIER_HOST][KVP_PURPOSE_KV] == host.live[0]);
   }
   iface->destroy(c);
   free(o);
@@ -206,7 +206,7 @@ static void memory_refused(void) {
     kvp_cache_create wish = a_wish();                               \
     kvp_layer changed[N_LAYERS];                                    \
     kvp_cache_info info, untouched;                                 \
-    kvp_cache *c = NULL;                                            \
+    kvp_cache* c = NULL;                                            \
     memcpy(changed, layers, sizeof(changed));                       \
     wish.layers = changed;                                          \
     memset(&untouched, 0x33, sizeof(untouched));                    \
@@ -214,9 +214,9 @@ static void memory_refused(void) {
     info = untouched;                                               \
     text[0] = '\0';                                                 \
     change;                                                         \
-    CHECK(iface->probe(&wish, &info, &error) == (wanted));          \
+    CHECK(iface->probe(&wish, &info, &last_error) == (wanted));     \
     CHECK(memcmp(&info, &untouched, sizeof(info)) == 0);            \
-    CHECK(strlen(text) > 10 && error.len >= strlen(text));          \
+    CHECK(strlen(text) > 10 && last_error.len >= strlen(text));     \
     CHECK(iface->create(&wish, &c, NULL) == (wanted) && c == NULL); \
   } while (0)
 
@@ -228,7 +228,7 @@ static void wishes_refused(void) {
   size_t cap;
   begin();
   plain = a_wish();
-  CHECK(iface->probe(&plain, &found, &error) == KVP_OK);
+  CHECK(iface->probe(&plain, &found, &last_error) == KVP_OK);
   CHECK(found.flags == KVP_CACHE_PER_LAYER_VIEWS && found.max_rollback == -1 && found.token_block == 1);
   CHECK(found.tolerance == 0);
   REFUSED(KVP_INVALID_ARGUMENT, (wish.options = &typo, wish.n_options = 1));
@@ -256,10 +256,10 @@ static void wishes_refused(void) {
 }
 
 static void calls_refused(void) {
-  oracle *o = (oracle *)calloc(1, sizeof(*o));
+  oracle* o = (oracle*)calloc(1, sizeof(*o));
   const int64_t pad[2] = {0, 1}, big[2] = {3, 1}, negative = -1, two[2] = {1, 1}, rows[2] = {0, 2};
   kvp_lengths l = {sizeof(kvp_lengths), 7, 7, 7, 7, NULL, NULL, 0};
-  kvp_cache *c;
+  kvp_cache* c;
   begin();
   CHECK(o != NULL);
   c = made(NULL, 0);
@@ -268,13 +268,13 @@ static void calls_refused(void) {
   update_both(c, o, 0, 3, 1, NULL, NULL, KVP_INVALID_ARGUMENT); /* another batch */
   update_both(c, o, 0, 2, 2, pad, NULL, KVP_INVALID_ARGUMENT);  /* padding behind tokens */
   update_both(c, o, 0, 2, 2, NULL, big, KVP_INVALID_ARGUMENT);  /* more than there are */
-  CHECK(iface->crop(c, &plain_call, &negative, 1, &error) == KVP_INVALID_ARGUMENT);
-  CHECK(iface->crop(c, &plain_call, two, 2, &error) == KVP_UNSUPPORTED);
-  CHECK(iface->gather(c, &plain_call, rows, 2, &error) == KVP_INVALID_ARGUMENT);
-  CHECK(iface->gather(c, &plain_call, rows, 0, &error) == KVP_INVALID_ARGUMENT);
-  CHECK(iface->gather(c, &prepared_call, rows, 1, &error) == KVP_INVALID_STATE);
-  CHECK(iface->lengths(c, 2, 1, &l, &error) == KVP_INVALID_ARGUMENT && l.seen == 7);
-  CHECK(iface->set_rollback(c, &plain_call, 5, &error) == KVP_OK);
+  CHECK(iface->crop(c, &plain_call, &negative, 1, &last_error) == KVP_INVALID_ARGUMENT);
+  CHECK(iface->crop(c, &plain_call, two, 2, &last_error) == KVP_UNSUPPORTED);
+  CHECK(iface->gather(c, &plain_call, rows, 2, &last_error) == KVP_INVALID_ARGUMENT);
+  CHECK(iface->gather(c, &plain_call, rows, 0, &last_error) == KVP_INVALID_ARGUMENT);
+  CHECK(iface->gather(c, &prepared_call, rows, 1, &last_error) == KVP_INVALID_STATE);
+  CHECK(iface->lengths(c, 2, 1, &l, &last_error) == KVP_INVALID_ARGUMENT && l.seen == 7);
+  CHECK(iface->set_rollback(c, &plain_call, 5, &last_error) == KVP_OK);
   CHECK(iface->get_extension("kvp.nothing/1") == NULL);
   compare(c, o);
   iface->destroy(c);
@@ -282,9 +282,9 @@ static void calls_refused(void) {
   free(o);
 }
 
-static void panic(const char *kind) {
+static void panic(const char* kind) {
   const kvp_option at = integer_option("panic_at", 2);
-  oracle *o = (oracle *)calloc(1, sizeof(*o));
+  oracle* o = (oracle*)calloc(1, sizeof(*o));
   kvp_lengths l = {sizeof(kvp_lengths), 7, 7, 7, 7, NULL, NULL, 0};
   const int64_t one = 1;
   kvp_cache *c, *copy = NULL;
@@ -294,12 +294,12 @@ static void panic(const char *kind) {
   update_both(c, o, 0, 1, 2, NULL, NULL, KVP_OK);
   update_both(c, o, 1, 1, 2, NULL, NULL, KVP_OK);
   update_both(c, o, 0, 1, 1, NULL, NULL, KVP_INTERNAL);
-  CHECK(error.code == KVP_INTERNAL);
+  CHECK(last_error.code == KVP_INTERNAL);
   CHECK(strstr(text, kind) != NULL && strstr(text, "panic_at") != NULL);
-  CHECK(iface->crop(c, &plain_call, &one, 1, &error) == KVP_POISONED);
-  CHECK(iface->lengths(c, 0, 1, &l, &error) == KVP_POISONED && l.seen == 7);
-  CHECK(iface->clone(c, &plain_call, host.owner, &copy, &error) == KVP_POISONED && copy == NULL);
-  CHECK(iface->reset(c, &plain_call, &error) == KVP_OK);
+  CHECK(iface->crop(c, &plain_call, &one, 1, &last_error) == KVP_POISONED);
+  CHECK(iface->lengths(c, 0, 1, &l, &last_error) == KVP_POISONED && l.seen == 7);
+  CHECK(iface->clone(c, &plain_call, host.owner, &copy, &last_error) == KVP_POISONED && copy == NULL);
+  CHECK(iface->reset(c, &plain_call, &last_error) == KVP_OK);
   memset(o, 0, sizeof(*o));
   update_both(c, o, 0, 2, 3, NULL, NULL, KVP_OK);
   iface->destroy(c);
@@ -307,23 +307,23 @@ static void panic(const char *kind) {
   free(o);
 }
 
-static void entry(const char *library, const char *kind, const char *schema_file) {
-  void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+static void entry(const char* library, const char* kind, const char* schema_file) {
+  void* handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
   kvp_plugin_entry_fn enter;
   const kvp_plugin *plugin = NULL, *again = NULL;
-  const kvp_descriptor *d;
+  const kvp_descriptor* d;
   kvp_host stranger = host_table;
   static char schema[4096];
   size_t n;
-  FILE *f;
+  FILE* f;
   if (handle == NULL) fprintf(stderr, "%s\n", dlerror());
   CHECK(handle != NULL);
-  *(void **)(&enter) = dlsym(handle, KVP_PLUGIN_ENTRY_NAME);
+  *(void**)(&enter) = dlsym(handle, KVP_PLUGIN_ENTRY_NAME);
   CHECK(enter != NULL);
   stranger.abi_major = KVP_ABI_MAJOR + 1;
-  CHECK(enter(&stranger, &plugin, &error) == KVP_UNSUPPORTED && plugin == NULL);
+  CHECK(enter(&stranger, &plugin, &last_error) == KVP_UNSUPPORTED && plugin == NULL);
   CHECK(strstr(text, "0.1") != NULL && strstr(text, "1.1") != NULL);
-  CHECK(enter(&host_table, &plugin, &error) == KVP_OK && enter(&host_table, &again, NULL) == KVP_OK);
+  CHECK(enter(&host_table, &plugin, &last_error) == KVP_OK && enter(&host_table, &again, NULL) == KVP_OK);
   CHECK(plugin == again && plugin->struct_size == sizeof(kvp_plugin));
   CHECK(plugin->abi_major == KVP_ABI_MAJOR && plugin->abi_minor == KVP_ABI_MINOR && plugin->n_descriptors == 1);
   d = plugin->descriptor(0);
@@ -334,11 +334,11 @@ static void entry(const char *library, const char *kind, const char *schema_file
   n = fread(schema, 1, sizeof(schema) - 1, f);
   fclose(f);
   CHECK(n > 0 && strcmp(schema, d->options_schema) == 0);
-  iface = (const kvp_cache_iface *)d->iface;
+  iface = (const kvp_cache_iface*)d->iface;
   CHECK(iface->struct_size == sizeof(kvp_cache_iface));
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
   static const kvp_dtype dtypes[] = {{KVP_DTYPE_FLOAT, 32, 1}, {KVP_DTYPE_BFLOAT, 16, 1}, {KVP_DTYPE_FLOAT, 16, 1}};
   size_t i;
   if (argc < 4) {

@@ -53,15 +53,15 @@ typedef struct kvp_attend_args {
   size_t struct_size;
   int32_t layer;
   uint32_t flags;      /* KVP_ATTEND_CAUSAL, KVP_ATTEND_Q_OFFSET */
-  const kvp_tensor *q; /* [batch, q_heads, queries, key_dim] */
-  const kvp_tensor *k; /* as in kvp_update_args; k and v both NULL = nothing is appended */
-  const kvp_tensor *v;
-  const int64_t *pad; /* as in kvp_update_args; unused without k and v */
-  const int64_t *count;
-  const kvp_tensor *positions;
-  const kvp_tensor
-      *bias; /* f32, broadcastable to [batch, q_heads, queries, kv_len], columns as lengths says; or NULL */
-  const kvp_tensor *sinks; /* f32 [q_heads]: one more logit in the denominator, counted in lse; or NULL */
+  const kvp_tensor* q; /* [batch, q_heads, queries, key_dim] */
+  const kvp_tensor* k; /* as in kvp_update_args; k and v both NULL = nothing is appended */
+  const kvp_tensor* v;
+  const int64_t* pad; /* as in kvp_update_args; unused without k and v */
+  const int64_t* count;
+  const kvp_tensor* positions;
+  const kvp_tensor*
+      bias; /* f32, broadcastable to [batch, q_heads, queries, kv_len], columns as lengths says; or NULL */
+  const kvp_tensor* sinks; /* f32 [q_heads]: one more logit in the denominator, counted in lse; or NULL */
   int64_t q_offset;        /* slot of query 0 of every row */
   int64_t window;          /* 0 = the layer's own; smaller is allowed */
   int64_t chunk;           /* 0 = the layer's own; smaller is allowed */
@@ -74,14 +74,14 @@ typedef struct kvp_attend_ext {
 
   /* Tells whether attend can do what the description says; UNSUPPORTED with the reason in words.
    * Thread: instance. Allocates: no. Synchronises: no. Owns: all stays the caller's. Since 0.1. */
-  int32_t (*probe)(kvp_cache *self, const kvp_attend_desc *desc, kvp_error *err);
+  int32_t (*probe)(kvp_cache* self, const kvp_attend_desc* desc, kvp_error* err);
 
   /* Appends (if k and v are given) and attends. out: [batch, q_heads, queries, value_dim], allocated by the caller, any
    * strides with last 1. lse: f32 [batch, q_heads, queries], natural log, or NULL.
    * Thread: instance. Allocates: yes, unless PREPARED or CAPTURE. Synchronises: no. Owns: all stays the caller's.
    * Since 0.1. */
-  int32_t (*attend)(kvp_cache *self, const kvp_call *call, const kvp_attend_args *args, kvp_tensor *out,
-                    kvp_tensor *lse, kvp_error *err);
+  int32_t (*attend)(kvp_cache* self, const kvp_call* call, const kvp_attend_args* args, kvp_tensor* out,
+                    kvp_tensor* lse, kvp_error* err);
 } kvp_attend_ext;
 
 #ifdef __cplusplus

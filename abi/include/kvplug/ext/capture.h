@@ -25,15 +25,15 @@ typedef struct kvp_capture_ext {
   /* Prepares for recording steps of query_len tokens; row_seen: int32 [batch], on the device.
    * Thread: instance. Allocates: yes. Synchronises: no. Owns: row_seen stays the caller's and valid until unbind.
    * Since 0.1, draft. */
-  int32_t (*bind)(kvp_cache *self, const kvp_call *call, int64_t query_len, const kvp_tensor *row_seen, kvp_error *err);
+  int32_t (*bind)(kvp_cache* self, const kvp_call* call, int64_t query_len, const kvp_tensor* row_seen, kvp_error* err);
 
   /* Moves the host's counters on by n_tokens, once per replay.
    * Thread: instance. Allocates: no. Synchronises: no. Owns: nothing. Since 0.1, draft. */
-  int32_t (*advance)(kvp_cache *self, int64_t n_tokens, kvp_error *err);
+  int32_t (*advance)(kvp_cache* self, int64_t n_tokens, kvp_error* err);
 
   /* Ends the binding.
    * Thread: instance. Allocates: no. Synchronises: no. Owns: row_seen is no longer used. Since 0.1, draft. */
-  int32_t (*unbind)(kvp_cache *self, kvp_error *err);
+  int32_t (*unbind)(kvp_cache* self, kvp_error* err);
 } kvp_capture_ext;
 
 #ifdef __cplusplus

@@ -25,8 +25,8 @@ typedef struct kvp_index_ext {
   /* Appends x [batch, tokens, index_dim] and gives a view of all [batch, length, index_dim]. count: [batch], NULL =
    * all. Thread: instance. Allocates: yes, unless PREPARED or CAPTURE. Synchronises: no. Owns: x is the caller's; the
    * view is borrowed until the next mutating call. Since 0.1, draft. */
-  int32_t (*append)(kvp_cache *self, const kvp_call *call, int32_t layer, const kvp_tensor *x, const int64_t *count,
-                    kvp_tensor *view, kvp_error *err);
+  int32_t (*append)(kvp_cache* self, const kvp_call* call, int32_t layer, const kvp_tensor* x, const int64_t* count,
+                    kvp_tensor* view, kvp_error* err);
 } kvp_index_ext;
 
 #ifdef __cplusplus

@@ -23,15 +23,15 @@ typedef struct kvp_offload_ext {
 
   /* A step through the layers begins.
    * Thread: instance. Allocates: no. Synchronises: no. Owns: nothing. Since 0.1. */
-  int32_t (*begin_step)(kvp_cache *self, const kvp_call *call, kvp_error *err);
+  int32_t (*begin_step)(kvp_cache* self, const kvp_call* call, kvp_error* err);
 
   /* The layer will be needed soon.
    * Thread: instance. Allocates: no. Synchronises: no. Owns: nothing. Since 0.1. */
-  int32_t (*prefetch)(kvp_cache *self, const kvp_call *call, int32_t layer, kvp_error *err);
+  int32_t (*prefetch)(kvp_cache* self, const kvp_call* call, int32_t layer, kvp_error* err);
 
   /* The step has ended.
    * Thread: instance. Allocates: no. Synchronises: no. Owns: nothing. Since 0.1. */
-  int32_t (*end_step)(kvp_cache *self, const kvp_call *call, kvp_error *err);
+  int32_t (*end_step)(kvp_cache* self, const kvp_call* call, kvp_error* err);
 } kvp_offload_ext;
 
 #ifdef __cplusplus

@@ -22,14 +22,14 @@ extern "C" {
 
 typedef struct kvp_qattend_args {
   size_t struct_size;
-  const kvp_tensor *q;      /* [batch, q_heads, queries, key_dim] */
-  const kvp_qpart *k_parts; /* as planned by the key quantizer, cut to the segment */
-  const kvp_qpart *v_parts;
+  const kvp_tensor* q;      /* [batch, q_heads, queries, key_dim] */
+  const kvp_qpart* k_parts; /* as planned by the key quantizer, cut to the segment */
+  const kvp_qpart* v_parts;
   uint32_t n_k_parts;
   uint32_t n_v_parts;
-  const int64_t *kv_position; /* [batch], host memory: row position of the segment's first token */
-  const int64_t *kv_count;    /* [batch]: tokens of the segment in the row */
-  const int64_t *q_position;  /* [batch]: row position of query 0 */
+  const int64_t* kv_position; /* [batch], host memory: row position of the segment's first token */
+  const int64_t* kv_count;    /* [batch]: tokens of the segment in the row */
+  const int64_t* q_position;  /* [batch]: row position of query 0 */
   int64_t window;             /* 0 = none */
   int64_t chunk;              /* 0 = none */
   float scale;
@@ -41,12 +41,12 @@ typedef struct kvp_qattend_ext {
 
   /* Tells whether attend can do what the description says with these two quantizers.
    * Thread: any. Allocates: no. Synchronises: no. Owns: all stays the caller's. Since 0.1. */
-  int32_t (*probe)(kvp_quantizer *self, const kvp_qhandle *v, const kvp_attend_desc *desc, kvp_error *err);
+  int32_t (*probe)(kvp_quantizer* self, const kvp_qhandle* v, const kvp_attend_desc* desc, kvp_error* err);
 
   /* Attends; out [batch, q_heads, queries, value_dim], lse f32 [batch, q_heads, queries], natural log, -inf for a row
    * that sees nothing. Thread: any. Allocates: no. Synchronises: no. Owns: all stays the caller's. Since 0.1. */
-  int32_t (*attend)(kvp_quantizer *self, const kvp_qhandle *v, const kvp_call *call, const kvp_qattend_args *args,
-                    kvp_tensor *out, kvp_tensor *lse, kvp_error *err);
+  int32_t (*attend)(kvp_quantizer* self, const kvp_qhandle* v, const kvp_call* call, const kvp_qattend_args* args,
+                    kvp_tensor* out, kvp_tensor* lse, kvp_error* err);
 } kvp_qattend_ext;
 
 #ifdef __cplusplus

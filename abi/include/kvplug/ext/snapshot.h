@@ -38,7 +38,7 @@ typedef struct kvp_snap_item {
   int32_t slot; /* of a state, else 0 */
   uint32_t flags;
   int64_t first_token;
-  const char *name; /* unique within the snapshot */
+  const char* name; /* unique within the snapshot */
   kvp_tensor t;
 } kvp_snap_item;
 
@@ -47,17 +47,17 @@ typedef struct kvp_snapshot_ext {
 
   /* Tells the number of items of a form.
    * Thread: instance. Allocates: no. Synchronises: no. Owns: n is the caller's. Since 0.1. */
-  int32_t (*count)(kvp_cache *self, int32_t form, uint64_t *n, kvp_error *err);
+  int32_t (*count)(kvp_cache* self, int32_t form, uint64_t* n, kvp_error* err);
 
   /* Gives item i; its name and tensor live until the next call.
    * Thread: instance. Allocates: yes. Synchronises: no. Owns: what the item points at is the instance's. Since 0.1. */
-  int32_t (*item)(kvp_cache *self, const kvp_call *call, int32_t form, uint64_t i, kvp_snap_item *out, kvp_error *err);
+  int32_t (*item)(kvp_cache* self, const kvp_call* call, int32_t form, uint64_t i, kvp_snap_item* out, kvp_error* err);
 
   /* Fills an empty instance, all or nothing; wrong shapes, missing or doubled items are CORRUPT. stride: bytes from one
    * item to the next.
    * Thread: instance. Allocates: yes. Synchronises: no. Owns: items stay the caller's. Since 0.1. */
-  int32_t (*restore)(kvp_cache *self, const kvp_call *call, int32_t form, const kvp_snap_item *items, size_t n,
-                     size_t stride, kvp_error *err);
+  int32_t (*restore)(kvp_cache* self, const kvp_call* call, int32_t form, const kvp_snap_item* items, size_t n,
+                     size_t stride, kvp_error* err);
 } kvp_snapshot_ext;
 
 #ifdef __cplusplus

@@ -15,7 +15,7 @@
 
 /* Length of text[0..len) without the character at its end that is cut in the middle, if there is one.
  * Thread: any. Since 0.1. */
-static inline size_t kvp_utf8_whole(const char *text, size_t len) {
+static inline size_t kvp_utf8_whole(const char* text, size_t len) {
   size_t lead = len;
   size_t need;
   while (lead > 0 && len - lead < 3 && ((unsigned char)text[lead - 1] & 0xC0u) == 0x80u) lead--;
@@ -35,7 +35,7 @@ static inline size_t kvp_utf8_whole(const char *text, size_t len) {
 __attribute__((format(printf, 3, 4)))
 #endif
 static inline int32_t
-kvp_fail(kvp_error *err, int32_t status, const char *format, ...) {
+kvp_fail(kvp_error* err, int32_t status, const char* format, ...) {
   char text[1024];
   va_list list;
   int written;
@@ -59,7 +59,7 @@ kvp_fail(kvp_error *err, int32_t status, const char *format, ...) {
 }
 
 /* The option of that key, or NULL. Thread: any. Since 0.1. */
-static inline const kvp_option *kvp_find_option(const kvp_option *options, size_t n, const char *key) {
+static inline const kvp_option* kvp_find_option(const kvp_option* options, size_t n, const char* key) {
   size_t i;
   for (i = 0; i < n; i++) {
     if (strcmp(options[i].key, key) == 0) return &options[i];
@@ -68,7 +68,7 @@ static inline const kvp_option *kvp_find_option(const kvp_option *options, size_
 }
 
 /* The first option whose key is not in the NULL-terminated list `known`, or NULL. Thread: any. Since 0.1. */
-static inline const kvp_option *kvp_unknown_option(const kvp_option *options, size_t n, const char *const *known) {
+static inline const kvp_option* kvp_unknown_option(const kvp_option* options, size_t n, const char* const* known) {
   size_t i, j;
   for (i = 0; i < n; i++) {
     for (j = 0; known[j] != NULL && strcmp(options[i].key, known[j]) != 0; j++) {
@@ -81,7 +81,7 @@ static inline const kvp_option *kvp_unknown_option(const kvp_option *options, si
 /* Reads a growable struct of any version into one of today's: what the giver does not know is zero.
  *   kvp_cache_create c; kvp_read_struct(&c, sizeof(c), given);
  * Thread: any. Since 0.1. */
-static inline void kvp_read_struct(void *today, size_t size, const void *given) {
+static inline void kvp_read_struct(void* today, size_t size, const void* given) {
   size_t given_size;
   memcpy(&given_size, given, sizeof(given_size));
   memset(today, 0, size);
@@ -91,12 +91,12 @@ static inline void kvp_read_struct(void *today, size_t size, const void *given) 
 
 /* Writes today's struct into the caller's of any version: the fields that both know; the caller's struct_size stays.
  * Thread: any. Since 0.1. */
-static inline void kvp_write_struct(void *given, const void *today, size_t size) {
+static inline void kvp_write_struct(void* given, const void* today, size_t size) {
   size_t given_size;
   memcpy(&given_size, given, sizeof(given_size));
   if (given_size < size) size = given_size;
   if (size > sizeof(size_t)) {
-    memcpy((char *)given + sizeof(size_t), (const char *)today + sizeof(size_t), size - sizeof(size_t));
+    memcpy((char*)given + sizeof(size_t), (const char*)today + sizeof(size_t), size - sizeof(size_t));
   }
 }
 
