@@ -44,10 +44,10 @@ struct AttendShape {
 };
 
 struct AttendCall {
-  const kvp_tensor* q;      // [batch, q_heads, Sq, key_dim], last stride 1
-  kvp_tensor* out;          // [batch, q_heads, Sq, value_dim], last stride 1, dtype of q or float32
-  kvp_tensor* lse;          // NULL or float32 [batch, q_heads, Sq]
-  const kvp_tensor* bias;   // NULL or float32, broadcastable to [batch, q_heads, Sq, columns] (stride 0 where broadcast)
+  const kvp_tensor* q;     // [batch, q_heads, Sq, key_dim], last stride 1
+  kvp_tensor* out;         // [batch, q_heads, Sq, value_dim], last stride 1, dtype of q or float32
+  kvp_tensor* lse;         // NULL or float32 [batch, q_heads, Sq]
+  const kvp_tensor* bias;  // NULL or float32, broadcastable to [batch, q_heads, Sq, columns] (stride 0 where broadcast)
   const kvp_tensor* sinks;  // NULL or float32 [q_heads], one more logit in the denominator
   const AttendRow* rows;    // [batch]
   int64_t window, chunk;    // 0 = none
@@ -63,7 +63,8 @@ size_t attend_scratch_bytes(const AttendShape& shape, int32_t workers);
 kvp_status attend(const AttendShape& shape, const AttendCall& call, const kvp_host_parallel* parallel, void* scratch,
                   size_t scratch_bytes);
 
-// "avx512_bf16", "avx512", "avx2", "scalar": what this CPU runs. Tests may force a lower level (returns false if the CPU lacks it).
+// "avx512_bf16", "avx512", "avx2", "scalar": what this CPU runs. Tests may force a lower level (returns false if the
+// CPU lacks it).
 const char* attend_level();
 bool set_attend_level(const char* level);
 

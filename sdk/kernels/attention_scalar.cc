@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+// The attention kernels compiled for whatever the compiler's baseline has.
+#include "decode-inl.h"
+#include "prefill-inl.h"
+
+namespace kvplug::sdk {
+
+const KernelLevel kScalarLevel = {"scalar", decode, fold, finish, prefill};
+
+}  // namespace kvplug::sdk

@@ -1,0 +1,424 @@
+// SPDX-License-Identifier: Apache-2.0
+// attend(): every SIMD level against a reference in double precision, and the rules about bits: what must not change a
+// row's result does not change one bit of it.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <thread>
+
+#include "attention_problem.h"
+
+namespace kvplug::test {
+namespace {
+
+using sdk::attend_level;
+using sdk::set_attend_level;
+
+uint64_t base_seed() {
+  static const uint64_t seed = [] {
+    const char* text = std::getenv("KVPLUG_TEST_SEED");
+    const uint64_t value = text != nullptr ? std::strtoull(text, nullptr, 10) : 20240229;
+    std::printf("KVPLUG_TEST_SEED=%llu\n", static_cast<unsigned long long>(value));
+    return value;
+  }();
+  return seed;
+}
+
+struct Random {
+  std::mt19937_64 engine;
+  explicit Random(uint64_t salt) : engine(base_seed() * 1000003 + salt) {}
+  int64_t below(int64_t n) { return static_cast<int64_t>(engine() % static_cast<uint64_t>(n)); }
+  int64_t between(int64_t low, int64_t high) { return low + below(high - low + 1); }
+  bool chance(int percent) { return below(100) < percent; }
+  template <class T>
+  T pick(std::initializer_list<T> list) {
+    return *(list.begin() + below(static_cast<int64_t>(list.size())));
+  }
+  float normal() { return std::normal_distribution<float>()(engine); }
+  void fill(std::vector<float>* to, int64_t n, kvp_dtype type, float size) {
+    to->resize(static_cast<size_t>(n));
+    for (float& x : *to) x = round_to(type, size * normal());
+  }
+};
+
+void fill_row(Random* random, const Problem& p, Row* row, bool biased) {
+  random->fill(&row->q, p.shape.q_heads * row->q_count * p.shape.key_dim, p.shape.dtype, 1.5f);
+  random->fill(&row->k, p.shape.kv_heads * row->kv_end * p.shape.key_dim, p.shape.dtype, 1);
+  random->fill(&row->v, p.shape.kv_heads * row->kv_end * p.shape.value_dim, p.shape.dtype, 1);
+  if (biased) {
+    random->fill(&row->bias, p.shape.q_heads * row->q_count * row->kv_end, kF32, 1);
+    for (float& x : row->bias) {
+      if (random->chance(30)) x = -kInf;
+    }
+    for (int64_t j = 0; j < row->kv_end && row->q_count > 0; ++j)
+      row->bias[static_cast<size_t>(j)] = -kInf;  // the first query sees nothing
+  }
+}
+
+Problem random_problem(Random* random) {
+  Problem p;
+  const int64_t group = random->pick<int64_t>({1, 1, 2, 3, 4, 8, 20});
+  p.shape.kv_heads = random->between(1, 3);
+  p.shape.q_heads = p.shape.kv_heads * group;
+  p.shape.key_dim = random->pick<int64_t>({16, 32, 64, 64, 80, 96, 128, 192, 256, 1, 7, 33, 71});
+  p.shape.value_dim = random->chance(60) ? p.shape.key_dim : random->pick<int64_t>({16, 64, 80, 96, 128, 5, 49});
+  p.shape.dtype = random->pick({kF32, kB16, kF16});
+  p.out_dtype = random->chance(50) ? kF32 : p.shape.dtype;
+  p.scale = 1.0f / std::sqrt(static_cast<float>(p.shape.key_dim));
+  if (random->chance(30)) p.window = random->pick<int64_t>({1, 5, 64, 100, 300});
+  if (random->chance(25)) p.chunk = random->pick<int64_t>({3, 64, 100, 256});
+  if (random->chance(25)) p.softcap = random->pick({5.0f, 30.0f});
+  p.causal = random->chance(80);
+  if (random->chance(25)) random->fill(&p.sinks, p.shape.q_heads, kF32, 2);
+  const bool biased = random->chance(25);
+  const int64_t batch = random->between(1, 4);
+  for (int64_t b = 0; b < batch; ++b) {
+    Row row;
+    row.q_count = random->pick<int64_t>({0, 1, 1, 1, 2, 4, 5, 17, random->between(1, 130)});
+    row.q_position = random->chance(30) ? 0 : random->below(random->pick<int64_t>({70, 700}));
+    row.kv_end = row.q_position + row.q_count;
+    if (random->chance(15)) row.kv_end = random->below(row.kv_end + 40);
+    if (random->chance(25)) row.kv_begin = random->below(row.kv_end + 1);
+    fill_row(random, p, &row, biased);
+    p.rows.push_back(std::move(row));
+  }
+  return p;
+}
+
+std::string describe(const Problem& p) {
+  std::string s = "heads " + std::to_string(p.shape.q_heads) + "/" + std::to_string(p.shape.kv_heads) + " dims " +
+                  std::to_string(p.shape.key_dim) + "/" + std::to_string(p.shape.value_dim) + " dtype " +
+                  std::to_string(p.shape.dtype.code) + ":" + std::to_string(p.shape.dtype.bits) + " window " +
+                  std::to_string(p.window) + " chunk " + std::to_string(p.chunk) + " softcap " +
+                  std::to_string(p.softcap) + (p.causal ? " causal" : "") + (p.sinks.empty() ? "" : " sinks");
+  for (const Row& r : p.rows) {
+    s += " [kv " + std::to_string(r.kv_begin) + ".." + std::to_string(r.kv_end) + " q " + std::to_string(r.q_position) +
+         "+" + std::to_string(r.q_count) + (r.bias.empty() ? "]" : " bias]");
+  }
+  return s;
+}
+
+// One unit of the output type's last place, besides what float32 sums lose.
+double tolerance(kvp_dtype type) {
+  return type.bits == 32 ? 3e-5 : type.code == KVP_DTYPE_BFLOAT ? 1.0 / 128 : 1.0 / 1024;
+}
+
+void expect_near(const Result& got, const Result& want, double tol) {
+  ASSERT_EQ(got.out.size(), want.out.size());
+  ASSERT_EQ(got.lse.size(), want.lse.size());
+  for (size_t i = 0; i < got.out.size(); ++i) {
+    const double allowed = tol * std::max(0.25, std::fabs(static_cast<double>(want.out[i])));
+    ASSERT_LE(std::fabs(static_cast<double>(got.out[i]) - static_cast<double>(want.out[i])), allowed) << "out " << i;
+  }
+  for (size_t i = 0; i < got.lse.size(); ++i) {
+    if (want.lse[i] == -kInf) {
+      ASSERT_EQ(got.lse[i], -kInf) << "lse " << i;
+    } else {
+      ASSERT_LE(std::fabs(got.lse[i] - want.lse[i]), 3e-5f * std::max(1.0f, std::fabs(want.lse[i]))) << "lse " << i;
+    }
+  }
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+}
+void expect_same(const Result& a, const Result& b) {
+  EXPECT_TRUE(same_bits(a.out, b.out));
+  EXPECT_TRUE(same_bits(a.lse, b.lse));
+}
+
+std::vector<Result> run_ok(const Problem& p, const Presentation& how = {},
+                           const kvp_host_parallel* parallel = nullptr) {
+  kvp_status status = -1;
+  bool clean = false;
+  auto results = run(p, how, parallel, &status, &clean);
+  EXPECT_EQ(status, KVP_OK);
+  EXPECT_TRUE(clean) << "a padding query was not out 0, lse -inf";
+  return results;
+}
+
+class Attention : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (!set_attend_level(GetParam())) GTEST_SKIP() << "this CPU lacks " << GetParam();
+    ASSERT_STREQ(attend_level(), GetParam());
+  }
+  void TearDown() override { set_attend_level(nullptr); }
+};
+
+TEST_P(Attention, EqualsTheReference) {
+  for (uint64_t n = 0; n < 120; ++n) {
+    Random random(n);
+    const Problem p = random_problem(&random);
+    SCOPED_TRACE("case " + std::to_string(n) + ": " + describe(p));
+    const auto got = run_ok(p);
+    ASSERT_EQ(got.size(), p.rows.size());
+    for (size_t b = 0; b < got.size(); ++b) expect_near(got[b], reference(p, p.rows[b]), tolerance(p.out_dtype));
+    if (HasFailure()) return;
+  }
+}
+
+TEST_P(Attention, NothingButTheRowChangesItsBits) {
+  for (uint64_t n = 0; n < 60; ++n) {
+    Random random(1000 + n);
+    const Problem p = random_problem(&random);
+    SCOPED_TRACE("case " + std::to_string(n) + ": " + describe(p));
+    const auto base = run_ok(p);
+    for (const int32_t workers : {1, 2, 7}) {
+      Cutter cutter(workers, n);
+      Presentation how;
+      how.blocks = random.pick({Presentation::kContiguous, Presentation::kTokenMajor, Presentation::kScattered});
+      how.right = random.below(40);
+      how.spare_blocks = random.chance(50);
+      how.seed = n + 17;
+      const auto got = run_ok(p, how, &cutter.table);
+      for (size_t b = 0; b < base.size(); ++b) expect_same(got[b], base[b]);
+    }
+    for (size_t b = 0; b < base.size(); ++b) {  // alone
+      Problem one = p;
+      one.rows = {p.rows[b]};
+      expect_same(run_ok(one)[0], base[b]);
+    }
+    if (HasFailure()) return;
+  }
+}
+
+TEST_P(Attention, LeftPaddingChangesNoBit) {
+  for (uint64_t n = 0; n < 20; ++n) {
+    Random random(2000 + n);
+    Problem p = random_problem(&random);
+    for (Row& r : p.rows) {
+      r.kv_end = r.kv_end - r.q_position;
+      r.kv_end = std::max<int64_t>(r.kv_end, 0);
+      r.kv_begin = 0;
+      r.q_position = 0;
+      fill_row(&random, p, &r, !r.bias.empty());
+    }
+    SCOPED_TRACE("case " + std::to_string(n) + ": " + describe(p));
+    const auto base = run_ok(p);
+    Presentation how;
+    how.left = 1 + random.below(70);
+    how.right = random.below(3);
+    const auto got = run_ok(p, how);
+    for (size_t b = 0; b < base.size(); ++b) expect_same(got[b], base[b]);
+    if (HasFailure()) return;
+  }
+}
+
+// The last queries of a long prompt, asked for by themselves, as after a prefix hit.
+TEST_P(Attention, AQueryIsItsOwnInPrefill) {
+  for (uint64_t n = 0; n < 20; ++n) {
+    Random random(3000 + n);
+    Problem p = random_problem(&random);
+    Row whole;
+    whole.q_count = random.between(60, 400);
+    whole.kv_end = whole.q_count;
+    p.rows = {};
+    fill_row(&random, p, &whole, random.chance(20));
+    Row tail = whole;
+    tail.q_position = random.between(1, whole.q_count - 17);
+    tail.q_count = whole.q_count - tail.q_position;
+    tail.q.clear();
+    tail.bias.clear();
+    for (int64_t h = 0; h < p.shape.q_heads; ++h) {
+      const auto cut = [&](const std::vector<float>& from, std::vector<float>* to, int64_t width) {
+        const auto begin = from.begin() + (h * whole.q_count + tail.q_position) * width;
+        if (!from.empty()) to->insert(to->end(), begin, begin + tail.q_count * width);
+      };
+      cut(whole.q, &tail.q, p.shape.key_dim);
+      cut(whole.bias, &tail.bias, whole.kv_end);
+    }
+    p.rows = {whole};
+    SCOPED_TRACE("case " + std::to_string(n) + ": " + describe(p));
+    const Result all = run_ok(p)[0];
+    p.rows = {tail};
+    const Result part = run_ok(p)[0];
+    for (int64_t h = 0; h < p.shape.q_heads; ++h) {
+      for (int64_t i = 0; i < tail.q_count; ++i) {
+        const int64_t a = h * whole.q_count + tail.q_position + i, b = h * tail.q_count + i, dv = p.shape.value_dim;
+        ASSERT_EQ(std::memcmp(&all.lse[static_cast<size_t>(a)], &part.lse[static_cast<size_t>(b)], 4), 0);
+        ASSERT_EQ(std::memcmp(&all.out[static_cast<size_t>(a * dv)], &part.out[static_cast<size_t>(b * dv)],
+                              static_cast<size_t>(dv) * 4),
+                  0);
+      }
+    }
+  }
+}
+
+// Little scratch means many waves; scratch itself does not know the length.
+TEST_P(Attention, WavesChangeNoBit) {
+  Random random(4000);
+  Problem p;
+  p.shape = {0, 6, 2, 0, 64, 64, kB16};
+  p.scale = 0.125f;
+  for (const int64_t length : {3000, 1, 700}) {
+    Row row;
+    row.q_position = length - 1, row.kv_end = length, row.q_count = 1;
+    fill_row(&random, p, &row, false);
+    p.rows.push_back(std::move(row));
+  }
+  const auto base = run_ok(p);
+  for (size_t b = 0; b < base.size(); ++b) expect_near(base[b], reference(p, p.rows[b]), tolerance(kF32));
+  kvp_status status = KVP_OK;
+  int worked = 0;
+  for (size_t bytes = 0; bytes < 200000; bytes += 704) {
+    bool clean = false;
+    const auto got = run(p, {}, nullptr, &status, &clean, bytes);
+    if (status != KVP_OK) {
+      ASSERT_EQ(status, KVP_INVALID_ARGUMENT);
+      ASSERT_EQ(worked, 0);
+      continue;
+    }
+    ++worked;
+    for (size_t b = 0; b < base.size(); ++b) expect_same(got[b], base[b]);
+  }
+  EXPECT_GT(worked, 100);
+}
+
+TEST_P(Attention, SegmentsMergeByLogSumExp) {
+  for (uint64_t n = 0; n < 30; ++n) {
+    Random random(5000 + n);
+    Problem p = random_problem(&random);
+    p.out_dtype = kF32;
+    p.rows.resize(1);
+    Row& row = p.rows[0];
+    row.kv_begin = 0;
+    SCOPED_TRACE("case " + std::to_string(n) + ": " + describe(p));
+    const Result whole = run_ok(p)[0];
+    Problem first = p, second = p;
+    const int64_t cut = random.below(row.kv_end + 1);
+    second.rows[0].kv_begin = cut;
+    second.sinks.clear();
+    Row& head = first.rows[0];
+    head.kv_end = cut;
+    const auto keep = [&](std::vector<float>* x, int64_t outer, int64_t width) {
+      std::vector<float> kept;
+      for (int64_t h = 0; h < outer && !x->empty(); ++h) {
+        kept.insert(kept.end(), x->begin() + h * row.kv_end * width, x->begin() + (h * row.kv_end + cut) * width);
+      }
+      *x = kept;
+    };
+    keep(&head.k, p.shape.kv_heads, p.shape.key_dim);
+    keep(&head.v, p.shape.kv_heads, p.shape.value_dim);
+    if (!head.bias.empty()) keep(&head.bias, p.shape.q_heads * row.q_count, 1);
+    const Result a = run_ok(first)[0], b = run_ok(second)[0];
+    Result merged;
+    for (size_t i = 0; i < a.lse.size(); ++i) {
+      const double top = std::max(a.lse[i], b.lse[i]);
+      const double x = top == -HUGE_VAL ? 0 : std::exp(static_cast<double>(a.lse[i]) - top);
+      const double y = top == -HUGE_VAL ? 0 : std::exp(static_cast<double>(b.lse[i]) - top);
+      merged.lse.push_back(static_cast<float>(x + y > 0 ? top + std::log(x + y) : -HUGE_VAL));
+      for (int64_t d = 0; d < p.shape.value_dim; ++d) {
+        const size_t at = i * static_cast<size_t>(p.shape.value_dim) + static_cast<size_t>(d);
+        merged.out.push_back(static_cast<float>(
+            x + y > 0 ? (x * static_cast<double>(a.out[at]) + y * static_cast<double>(b.out[at])) / (x + y) : 0));
+      }
+    }
+    expect_near(merged, whole, tolerance(kF32));
+    if (HasFailure()) return;
+  }
+}
+
+TEST_P(Attention, LargeScoresStayFinite) {
+  for (const int64_t queries : {1, 40}) {
+    Random random(6000);
+    Problem p;
+    p.shape = {0, 4, 2, 0, 64, 64, kF32};
+    p.scale = 40.0f;  // scores of thousands: weights are 0 or 1
+    Row row;
+    row.q_count = queries, row.q_position = 600, row.kv_end = 600 + queries;
+    fill_row(&random, p, &row, false);
+    p.rows = {row};
+    const Result got = run_ok(p)[0];
+    for (float x : got.out) ASSERT_TRUE(std::isfinite(x));
+    for (float x : got.lse) ASSERT_TRUE(std::isfinite(x));
+    expect_near(got, reference(p, row), 2e-3);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Levels, Attention, testing::Values("scalar", "avx2", "avx512"),
+                         [](const auto& level) { return std::string(level.param); });
+
+TEST(AttentionLevels, Agree) {
+  for (uint64_t n = 0; n < 20; ++n) {
+    Random random(7000 + n);
+    Problem p = random_problem(&random);
+    p.out_dtype = kF32;
+    ASSERT_TRUE(set_attend_level("scalar"));
+    const auto want = run_ok(p);
+    for (const char* level : {"avx2", "avx512"}) {
+      if (!set_attend_level(level)) continue;
+      SCOPED_TRACE(std::string(level) + " case " + std::to_string(n) + ": " + describe(p));
+      const auto got = run_ok(p);
+      for (size_t b = 0; b < got.size(); ++b) expect_near(got[b], want[b], 1e-4);
+    }
+    set_attend_level(nullptr);
+  }
+  EXPECT_FALSE(set_attend_level("mmx"));
+}
+
+// Real threads, for the race detector too.
+TEST(AttentionThreads, SameBits) {
+  Random random(8000);
+  Problem p;
+  p.shape = {0, 6, 2, 0, 80, 80, kB16};
+  p.scale = 0.1f;
+  for (const int64_t queries : {1, 300}) {
+    Row row;
+    row.q_count = queries, row.q_position = 900, row.kv_end = 900 + queries;
+    fill_row(&random, p, &row, false);
+    p.rows.push_back(std::move(row));
+  }
+  kvp_host_parallel threads = {};
+  threads.struct_size = sizeof threads;
+  threads.workers = [](void*) -> int32_t { return 4; };
+  threads.parallel_for = [](void*, int64_t n, int64_t, kvp_parallel_fn fn, void* arg) -> int32_t {
+    std::vector<std::thread> pool;
+    for (int32_t w = 0; w < 4; ++w) {
+      pool.emplace_back([=] {
+        if (n * w / 4 < n * (w + 1) / 4) fn(arg, n * w / 4, n * (w + 1) / 4, w);
+      });
+    }
+    for (std::thread& t : pool) t.join();
+    return KVP_OK;
+  };
+  const auto base = run_ok(p), got = run_ok(p, {}, &threads);
+  for (size_t b = 0; b < base.size(); ++b) expect_same(got[b], base[b]);
+}
+
+TEST(AttentionErrors, RefusesAndWritesNothing) {
+  float q[8] = {}, out[8] = {7};
+  kvp_tensor tq = tensor_of(q, kF32, {1, 2, 1, 4}), tout = tensor_of(out, kF32, {1, 2, 1, 4});
+  const sdk::KvBlock block = {q, q, 4, 4, 4, 4};
+  const sdk::AttendRow row = {&block, 0, 0, 1, 0, 1, 0};
+  sdk::AttendCall call = {};
+  call.q = &tq, call.out = &tout, call.rows = &row, call.scale = 1;
+  const sdk::AttendShape shape = {1, 2, 1, 1, 4, 4, kF32};
+  alignas(64) static unsigned char scratch[8 << 20];
+  ASSERT_LE(sdk::attend_scratch_bytes(shape, 1), sizeof scratch);
+  const auto status = [&](const sdk::AttendShape& s) { return sdk::attend(s, call, nullptr, scratch, sizeof scratch); };
+
+  sdk::AttendShape bad = shape;
+  bad.dtype = {KVP_DTYPE_FLOAT, 64, 1};
+  EXPECT_EQ(status(bad), KVP_UNSUPPORTED);
+  EXPECT_EQ(sdk::attend_scratch_bytes(bad, 1), 0u);
+  bad = shape, bad.kv_heads = 0;
+  EXPECT_EQ(status(bad), KVP_INVALID_ARGUMENT);
+  bad = shape, bad.key_dim = 5;
+  EXPECT_EQ(status(bad), KVP_INVALID_ARGUMENT);
+  bad = shape, bad.batch = 0;  // smaller than the call
+  EXPECT_EQ(status(bad), KVP_INVALID_ARGUMENT);
+  EXPECT_EQ(sdk::attend(shape, call, nullptr, nullptr, sizeof scratch), KVP_INVALID_ARGUMENT);
+  EXPECT_EQ(sdk::attend(shape, call, nullptr, scratch, 64), KVP_INVALID_ARGUMENT);
+  tout.strides[3] = 2;
+  EXPECT_EQ(status(shape), KVP_INVALID_ARGUMENT);
+  tout.strides[3] = 1;
+  EXPECT_EQ(out[0], 7);
+  EXPECT_EQ(status(shape), KVP_OK);
+  EXPECT_EQ(out[0], 0);
+}
+
+}  // namespace
+}  // namespace kvplug::test
