@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// generate/: greedy decoding, stopping, sampling, and logits of every position.
+//
+// The recorded ids are always fed, after a look at our own choice. Where the record is token_exact the two are equal at
+// every step; elsewhere (half precision, where another order of summation may change a close decision) a different
+// choice must be one that the tolerance explains. Logits are compared at every recorded step.
+#include "golden/golden.h"
+
+namespace kvplug::testing {
+namespace {
+
+// The ids of a row without its padding.
+std::vector<Ids> prompts_of(const json& c) {
+  std::vector<Ids> out;
+  for (size_t b = 0; b < c["input_ids"].size(); ++b) {
+    Ids row;
+    for (size_t i = 0; i < c["input_ids"][b].size(); ++i) {
+      if (c["attention_mask"][b][i] == 1) row.push_back(c["input_ids"][b][i]);
+    }
+    out.push_back(std::move(row));
+  }
+  return out;
+}
+
+std::set<int32_t> eos_of(const json& generate) {
+  const json& eos = generate["eos_token_id"];
+  if (eos.is_null()) return {};
+  return eos.is_array() ? eos.get<std::set<int32_t>>() : std::set<int32_t>{eos.get<int32_t>()};
+}
+
+// The recorded new ids of each row, without the padding behind its end.
+std::vector<Ids> recorded_ids(const json& c, const std::set<int32_t>& eos) {
+  std::vector<Ids> out;
+  const size_t prompt = c["input_ids"][0].size();
+  for (const json& sequence : c["sequences"]) {
+    Ids row;
+    for (size_t i = prompt; i < sequence.size(); ++i) {
+      row.push_back(sequence[i]);
+      if (eos.contains(row.back())) break;
+    }
+    out.push_back(std::move(row));
+  }
+  return out;
+}
+
+// Logits at the steps whose whole vectors were recorded, [steps, batch, vocab].
+void compare_logits(const GoldenFile& file, const json& record, const Play& got, double atol) {
+  const GoldenTensor& tensor = file.tensors.at(record["logits"]["tensor"]);
+  const std::vector<float> want = tensor.floats();
+  const auto steps = record["logits"]["steps"].get<std::vector<size_t>>();
+  const auto batch = static_cast<size_t>(tensor.shape[1]), vocab = static_cast<size_t>(tensor.shape[2]);
+  ASSERT_EQ(batch, got.rows.size());
+  for (size_t i = 0; i < steps.size(); ++i) {
+    for (size_t b = 0; b < batch; ++b) {
+      if (steps[i] >= got.rows[b].size()) continue;  // the row had ended
+      EXPECT_LE(distance(got.rows[b][steps[i]].logits, vocab_row(want, i * batch + b, vocab)), atol)
+          << "logits of step " << steps[i] << ", row " << b;
+    }
+  }
+}
+
+// The four largest logits, recorded at every step.
+void compare_top4(const json& record, const Play& got, double atol) {
+  for (size_t t = 0; t < record["top4_ids"].size(); ++t) {
+    for (size_t b = 0; b < got.rows.size(); ++b) {
+      if (t >= got.rows[b].size()) continue;
+      for (size_t k = 0; k < 4; ++k) {
+        const auto id = record["top4_ids"][t][b][k].get<size_t>();
+        EXPECT_NEAR(got.rows[b][t].logits.at(id), record["top4_logits"][t][b][k].get<double>(), atol)
+            << "logit " << id << " of step " << t << ", row " << b;
+      }
+    }
+  }
+}
+
+void check_greedy(Family& family, const json& c) {
+  const auto eos = eos_of(c["generate"]);
+  const std::vector<Ids> prompts = prompts_of(c), ids = recorded_ids(c, eos);
+  const double atol = c["atol"];
+  const auto session = make_session(family.host(), family.model(), family.document(c["generate"]));
+  append_rows(session.get(), prompts);
+  const Play got = play(session.get(), prompts.size(), nullptr, ids);
+
+  for (size_t b = 0; b < ids.size(); ++b) {
+    ASSERT_EQ(got.rows[b].size(), ids[b].size()) << "row " << b;
+    EXPECT_EQ(got.finish[b], eos.contains(ids[b].back()) ? KVPLUG_FINISH_EOS : KVPLUG_FINISH_LENGTH) << "row " << b;
+    if (c["token_exact"] == true) {
+      EXPECT_EQ(choices(got.rows[b]), ids[b]) << "row " << b;
+      continue;
+    }
+    for (size_t t = 0; t < ids[b].size(); ++t) {
+      const Step& step = got.rows[b][t];
+      const double gap = step.logits[static_cast<size_t>(step.choice)] - step.logits[static_cast<size_t>(ids[b][t])];
+      EXPECT_LE(gap, 2 * atol) << "row " << b << ", step " << t << ": " << step.choice << " instead of " << ids[b][t];
+    }
+  }
+  // A case that repeats another one has the logits of that one.
+  const json* record = &c;
+  if (!c.contains("logits") && c.contains("same_as") && c["tokens_equal_base"] == true) {
+    record = &family.file().by_id(c["same_as"]);
+  }
+  if (record->contains("logits")) compare_logits(family.file(), *record, got, atol);
+  if (record->contains("top4_ids")) compare_top4(*record, got, atol);
+  // The newest token is never fed. Rows of one length, so that no padding is counted.
+  const json stats = json_from(kvplug_session_stats, session.get());
+  if (prompts.size() == 1 && c.contains("cache") && c["cache"].is_object()) {
+    EXPECT_EQ(stats["tokens"], c["cache"]["seq_length"]);
+  }
+  if (c["generate"].value("use_cache", true) == false) {
+    EXPECT_EQ(stats["tokens"], 0);
+  }
+}
+
+void check_sample(Family& family, const json& c) {
+  const std::vector<Ids> prompts = prompts_of(c), ids = recorded_ids(c, {});
+  const auto session = make_session(family.host(), family.model(), family.document(c["generate"]));
+  append_rows(session.get(), prompts);
+  const Play got = play(session.get(), prompts.size(), nullptr, ids);
+  const GoldenTensor& tensor = family.file().tensors.at(c["logits"]);
+  const std::vector<float> logits = tensor.floats(), scores = family.file().tensors.at(c["scores"]).floats();
+  const auto batch = static_cast<size_t>(tensor.shape[1]), vocab = static_cast<size_t>(tensor.shape[2]);
+  ASSERT_EQ(batch, prompts.size());
+  for (size_t b = 0; b < batch; ++b) {
+    ASSERT_EQ(got.rows[b].size(), ids[b].size());
+    for (size_t t = 0; t < ids[b].size(); ++t) {
+      const Step& step = got.rows[b][t];
+      EXPECT_LE(distance(step.logits, vocab_row(logits, t * batch + b, vocab)), c["atol"].get<double>())
+          << "logits of step " << t;
+      EXPECT_LE(distance(step.scores, vocab_row(scores, t * batch + b, vocab)), c["atol"].get<double>())
+          << "scores of step " << t << " (infinite: another set of tokens was filtered out)";
+      EXPECT_FALSE(std::isinf(step.scores[static_cast<size_t>(step.choice)])) << "a filtered token was drawn";
+    }
+  }
+}
+
+// The logits of every position: those of the last one, for prompts of growing length.
+void check_forward(Family& family, const json& c) {
+  const Ids ids = prompts_of(c)[0];
+  const GoldenTensor& tensor = family.file().tensors.at(c["logits"]);
+  const std::vector<float> want = tensor.floats();
+  for (size_t n = 1; n <= ids.size(); ++n) {
+    const auto session = make_session(family.host(), family.model(),
+                                      family.document({{"max_new_tokens", 1}, {"use_cache", n % 2 == 0}}));
+    append_rows(session.get(), {Ids(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(n))});
+    const Play got = play(session.get(), 1);
+    EXPECT_LE(distance(got.rows[0].at(0).logits, vocab_row(want, n - 1, static_cast<size_t>(tensor.shape[2]))),
+              c["atol"].get<double>())
+        << "position " << n - 1;
+  }
+}
+
+}  // namespace
+
+std::string missing_kind(const std::string& label, const std::set<std::string>& kinds) {
+  for (const char* kind : {"static", "offloaded_static", "offloaded", "quantized"}) {
+    if (label.starts_with(kind) && !kinds.contains(kind)) return std::string("kind ") + kind + " is not provided";
+  }
+  return "";
+}
+
+void add_generate_cases(Tally& tally, const std::shared_ptr<Family>& family, const std::set<std::string>& kinds) {
+  for (const json& c : family->file().cases) {
+    const std::string id = c["id"], name = id.substr(id.find('/') + 1), label = name.substr(0, name.find('/'));
+    const auto add = [&](void (*check)(Family&, const json&)) {
+      tally.run(family->name(), name, [family, &c, check] { check(*family, c); });
+    };
+    if (label == "flow") {
+      add_flow_case(tally, family, c, kinds);
+    } else if (label == "forward") {
+      add(check_forward);
+    } else if (c["generate"].contains("num_beams")) {
+      tally.skip(family->name(), "beam search is not provided");
+    } else if (const std::string why = missing_kind(c["generate"].value("cache_implementation", label), kinds);
+               !why.empty()) {
+      tally.skip(family->name(), why);
+    } else if (c.contains("error")) {
+      tally.skip(family->name(), "the reference refuses it: nothing is recorded");
+    } else if (c.contains("scores")) {
+      add(check_sample);
+    } else {
+      add(check_greedy);
+    }
+  }
+}
+
+}  // namespace kvplug::testing
