@@ -18,7 +18,7 @@ enum class Type {
   kNumber,
   kString,
   kWord,      // one of Key::words
-  kPath,      // made absolute
+  kPath,      // made absolute, unless it is one of Key::words
   kSize,      // bytes: an integer or "512MiB"; "auto" where Key::words says so
   kStrings,   // list of strings, or one string
   kWords,     // list out of Key::words
@@ -39,7 +39,7 @@ struct Key {
   Type type;
   std::string_view fallback;  // the default as JSON text, "" = none
   std::string_view help;
-  std::string_view words = {};  // kWord, kWords, kSize: "text|json|jsonl"
+  std::string_view words = {};  // kWord, kWords, kSize, kPath: "text|json|jsonl"
   Range range = {};             // kInteger, kNumber, kSize and the elements of kIds, kIdLists
   std::string_view off = {};    // the value as JSON text that HF's None stands for; "null" where the key is then absent
   std::string_view example = {};  // TOML, for keys without a default

@@ -129,6 +129,8 @@ TEST(Resolve, PathsStartFromTheFile) {
   EXPECT_EQ(run.model.path, "/m");
   EXPECT_EQ(run.tokenizer.path, "/abs/t");
   EXPECT_EQ(run.input.jsonl, "/base/in/p.jsonl");
+  EXPECT_EQ(run.tokenizer.chat_template, "auto");
+  EXPECT_EQ(from_toml("tokenizer.chat_template = \"c.jinja\"\n").resolve().tokenizer.chat_template, "/base/c.jinja");
   EXPECT_EQ(run.output.path, "/base/out.json");
   EXPECT_EQ(run.output.logits_path, "/base/l.safetensors");
   EXPECT_EQ(run.plugins.search_path, (std::vector<std::string>{"/base/p", "/q"}));
