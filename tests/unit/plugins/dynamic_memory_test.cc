@@ -57,7 +57,9 @@ TEST(DynamicMemory, PlanIsWhatIsAllocated) {
       done += n;
     }
     EXPECT_LE(host.peak(), plan.peak[KVP_TIER_HOST]);
-    if (views) ASSERT_EQ(cache.crop({0}), KVP_OK);  // the next changing call gives the views back
+    if (views) {
+      ASSERT_EQ(cache.crop({0}), KVP_OK);  // the next changing call gives the views back
+    }
     for (int32_t purpose = 0; purpose < KVP_N_PURPOSES; ++purpose) {
       EXPECT_EQ(host.held(5, purpose), plan.reserved[KVP_TIER_HOST][purpose]) << "purpose " << purpose;
     }

@@ -202,5 +202,48 @@ TEST(Dynamic, SharedPagesStayWithTheOwnerThatTookThem) {
   EXPECT_EQ(TestHost::get().held(), 0u);
 }
 
+// Instances that share pages live on their own threads.
+TEST(Dynamic, ClonesOnDifferentThreads) {
+  const CreateArgs args(kShapes, kF32, 1);
+  LoadedCache cache(dynamic_iface(), args.create);
+  ReferenceCache want = reference_for(kShapes);
+  const auto append = [](LoadedCache& to, ReferenceCache& reference, int64_t batch, int64_t tokens, Random& random) {
+    for (size_t i = 0; i < kShapes.size(); ++i) {
+      const Values k = random_kv(kF32, batch, kShapes[i].kv_heads, tokens, kShapes[i].key_dim, random);
+      const Values v = random_kv(kF32, batch, kShapes[i].kv_heads, tokens, kShapes[i].value_dim, random);
+      ASSERT_EQ(to.update(static_cast<int32_t>(i), k, v, nullptr, nullptr, nullptr, nullptr), KVP_OK) << to.text();
+      reference.append(i, k, v, nullptr, nullptr);
+    }
+  };
+  Random random(20);
+  append(cache, want, 2, 150, random);
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < 4; ++t) {
+    auto copy = std::make_shared<LoadedCache>(cache.cloned(10 + t));
+    threads.emplace_back([copy, t, reference = want, &append]() mutable {
+      Random own(t);
+      for (int step = 0; step < 30; ++step) {
+        append(*copy, reference, 2, pick(own, 1, 5), own);
+        if (step % 7 == 3) {
+          const int64_t n = pick(own, 0, 40);
+          ASSERT_EQ(copy->crop({n}), KVP_OK);
+          reference.crop({n});
+        }
+        if (step % 9 == 5) {
+          LoadedCache second = copy->cloned(20 + t);
+          ReferenceCache second_want = reference;
+          append(second, second_want, 2, 3, own);
+          expect_same(second, second_want);
+        }
+      }
+      expect_same(*copy, reference);
+    });
+  }
+  append(cache, want, 2, 10, random);
+  for (std::thread& thread : threads) thread.join();
+  threads.clear();
+  expect_same(cache, want);
+}
+
 }  // namespace
 }  // namespace kvplug::test
