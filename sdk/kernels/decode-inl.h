@@ -34,9 +34,10 @@ inline const float* bias_at(const AttendJob& job, int64_t row, int64_t kv_head, 
          job.call.rows[row].bias_column * b.strides[3];
 }
 
+// Not inlined: the register tile is the function.
 template <class T, int kRows>
-void dot_rows(const float* q, int64_t q_stride, const T* k, int64_t k_stride, int64_t tokens, int64_t dim,
-              float* scores) {
+__attribute__((noinline)) void dot_rows(const float* q, int64_t q_stride, const T* k, int64_t k_stride, int64_t tokens,
+                                        int64_t dim, float* scores) {
   const int64_t whole = dim / kPairLanes * kPairLanes;
   for (int64_t t = 0; t < tokens; t += 4) {
     const T* kt[4];
@@ -68,8 +69,8 @@ void dot_rows(const float* q, int64_t q_stride, const T* k, int64_t k_stride, in
 
 // acc[r] += sum over tokens p[r][t] * v[t], kPairs pairs wide; kTail: the last pair has only `last` elements.
 template <class T, int kRows, int kPairs, bool kTail>
-void sum_rows(const float* p, const T* v, int64_t v_stride, int64_t tokens, int64_t last, float* acc,
-              int64_t acc_stride) {
+__attribute__((noinline)) void sum_rows(const float* p, const T* v, int64_t v_stride, int64_t tokens, int64_t last,
+                                        float* acc, int64_t acc_stride) {
   V a[kRows][2 * kPairs];
   for (int r = 0; r < kRows; ++r) {
     for (int j = 0; j < 2 * kPairs; ++j) a[r][j] = load(acc + r * acc_stride + j * kLanes);

@@ -191,7 +191,7 @@ inline void store_sums(float* p, V a, V b, V c, V d) {
 #else
 
 typedef float V __attribute__((vector_size(16)));
-typedef int32_t VI __attribute__((vector_size(16)));
+typedef uint32_t VU __attribute__((vector_size(16)));
 struct Pair {
   V a, b;
 };
@@ -204,11 +204,11 @@ inline V sub(V a, V b) { return a - b; }
 inline V mul(V a, V b) { return a * b; }
 inline V div(V a, V b) { return a / b; }
 inline V vmax(V a, V b) { return a > b ? a : b; }
-inline V vabs(V a) { return reinterpret_cast<V>(reinterpret_cast<VI>(a) & 0x7fffffff); }
+inline V vabs(V a) { return reinterpret_cast<V>(reinterpret_cast<VU>(a) & 0x7fffffff); }
 inline V mul_add(V a, V b, V c) { return a * b + c; }
 inline V select_ge(V a, V b, V yes, V no) { return a >= b ? yes : no; }
 inline V add_exponent(V x, V n) {
-  return reinterpret_cast<V>(reinterpret_cast<VI>(x) + (reinterpret_cast<VI>(n) << 23));
+  return reinterpret_cast<V>(reinterpret_cast<VU>(x) + (reinterpret_cast<VU>(n) << 23));
 }
 
 inline float widen_half(uint16_t h) {

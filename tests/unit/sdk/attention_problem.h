@@ -22,7 +22,7 @@ inline constexpr kvp_dtype kF32 = {KVP_DTYPE_FLOAT, 32, 1}, kF16 = {KVP_DTYPE_FL
 inline constexpr float kInf = std::numeric_limits<float>::infinity();
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// IEEE half and bfloat16 of a float, written plainly: the nearest value by search over neighbours, ties to even.
+// IEEE half and bfloat16 by their definition, not by bit tricks: ties to even, subnormals.
 inline float decode_element(kvp_dtype t, const void* p) {
   if (t.bits == 32) {
     float x;
@@ -203,7 +203,11 @@ inline std::vector<Result> run(const Problem& p, const Presentation& how, const 
   const auto take = [&](int64_t elements) {  // NaN all over, at an odd place
     const int64_t shift = static_cast<int64_t>(random() % 5);
     memory.push_back(std::make_unique<unsigned char[]>(static_cast<size_t>((elements + shift) * size)));
-    for (int64_t i = 0; i < elements + shift; ++i) encode_element(p.shape.dtype, kNan, memory.back().get() + i * size);
+    unsigned char nan[4];
+    encode_element(p.shape.dtype, kNan, nan);
+    for (int64_t i = 0; i < elements + shift; ++i) {
+      std::memcpy(memory.back().get() + i * size, nan, static_cast<size_t>(size));
+    }
     return memory.back().get() + shift * size;
   };
 

@@ -60,7 +60,7 @@ void fill_row(Random* random, const Problem& p, Row* row, bool biased) {
 Problem random_problem(Random* random) {
   Problem p;
   const int64_t group = random->pick<int64_t>({1, 1, 2, 3, 4, 8, 20});
-  p.shape.kv_heads = random->between(1, 3);
+  p.shape.kv_heads = random->between(1, group > 4 ? 1 : 3);
   p.shape.q_heads = p.shape.kv_heads * group;
   p.shape.key_dim = random->pick<int64_t>({16, 32, 64, 64, 80, 96, 128, 192, 256, 1, 7, 33, 71});
   p.shape.value_dim = random->chance(60) ? p.shape.key_dim : random->pick<int64_t>({16, 64, 80, 96, 128, 5, 49});
@@ -149,7 +149,7 @@ class Attention : public testing::TestWithParam<const char*> {
 };
 
 TEST_P(Attention, EqualsTheReference) {
-  for (uint64_t n = 0; n < 120; ++n) {
+  for (uint64_t n = 0; n < 60; ++n) {
     Random random(n);
     const Problem p = random_problem(&random);
     SCOPED_TRACE("case " + std::to_string(n) + ": " + describe(p));
@@ -161,7 +161,7 @@ TEST_P(Attention, EqualsTheReference) {
 }
 
 TEST_P(Attention, NothingButTheRowChangesItsBits) {
-  for (uint64_t n = 0; n < 60; ++n) {
+  for (uint64_t n = 0; n < 25; ++n) {
     Random random(1000 + n);
     const Problem p = random_problem(&random);
     SCOPED_TRACE("case " + std::to_string(n) + ": " + describe(p));
@@ -209,11 +209,11 @@ TEST_P(Attention, LeftPaddingChangesNoBit) {
 
 // The last queries of a long prompt, asked for by themselves, as after a prefix hit.
 TEST_P(Attention, AQueryIsItsOwnInPrefill) {
-  for (uint64_t n = 0; n < 20; ++n) {
+  for (uint64_t n = 0; n < 12; ++n) {
     Random random(3000 + n);
     Problem p = random_problem(&random);
     Row whole;
-    whole.q_count = random.between(60, 400);
+    whole.q_count = random.between(60, 300);
     whole.kv_end = whole.q_count;
     p.rows = {};
     fill_row(&random, p, &whole, random.chance(20));
@@ -253,7 +253,7 @@ TEST_P(Attention, WavesChangeNoBit) {
   Problem p;
   p.shape = {0, 6, 2, 0, 64, 64, kB16};
   p.scale = 0.125f;
-  for (const int64_t length : {3000, 1, 700}) {
+  for (const int64_t length : {1500, 1, 700}) {
     Row row;
     row.q_position = length - 1, row.kv_end = length, row.q_count = 1;
     fill_row(&random, p, &row, false);
@@ -263,7 +263,7 @@ TEST_P(Attention, WavesChangeNoBit) {
   for (size_t b = 0; b < base.size(); ++b) expect_near(base[b], reference(p, p.rows[b]), tolerance(kF32));
   kvp_status status = KVP_OK;
   int worked = 0;
-  for (size_t bytes = 0; bytes < 200000; bytes += 704) {
+  for (size_t bytes = 0; bytes < 60000; bytes = bytes * 5 / 4 + 704) {
     bool clean = false;
     const auto got = run(p, {}, nullptr, &status, &clean, bytes);
     if (status != KVP_OK) {
@@ -274,11 +274,11 @@ TEST_P(Attention, WavesChangeNoBit) {
     ++worked;
     for (size_t b = 0; b < base.size(); ++b) expect_same(got[b], base[b]);
   }
-  EXPECT_GT(worked, 100);
+  EXPECT_GT(worked, 3);
 }
 
 TEST_P(Attention, SegmentsMergeByLogSumExp) {
-  for (uint64_t n = 0; n < 30; ++n) {
+  for (uint64_t n = 0; n < 20; ++n) {
     Random random(5000 + n);
     Problem p = random_problem(&random);
     p.out_dtype = kF32;
