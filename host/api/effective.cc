@@ -38,16 +38,17 @@ Effective make_effective(HostState& host, const config::Config& config, ModelNee
                     "set model.path to a folder with config.json, *.safetensors and tokenizer.json", "model.path");
       }
     } else {
+      const std::filesystem::path absolute = out.run.model.path;
+      const bool exists = std::filesystem::exists(absolute);
       try {
         // The path as written is what a hub id is recognised by.
-        const std::filesystem::path absolute = out.run.model.path;
-        out.model = model::describe_model(
-            std::filesystem::exists(absolute) ? absolute : std::filesystem::path(out.run.model.path_given));
+        out.model = reading_model(
+            [&] { return model::describe_model(exists ? absolute : std::filesystem::path(out.run.model.path_given)); });
       } catch (const Error& e) {
         if (need == ModelNeed::kRequired) {
           const std::string at = config.where("model.path");
-          if (e.code() != Code::kNotFound || at.empty()) throw;
-          throw Error(Code::kModel, e.message() + ": " + e.where(), e.hint(), at);
+          if (exists || at.empty()) throw;
+          throw Error(e.code(), e.message() + ": " + e.where(), e.hint(), at);
         }
       }
     }

@@ -84,6 +84,8 @@ kvplug_status border(kvp_error* err, F&& f) noexcept {
   try {
     f();
     return KVP_OK;
+  } catch (const PluginFault& e) {
+    return write_error(err, KVPLUG_E_PLUGIN, e.what());
   } catch (const Error& e) {
     return write_error(err, static_cast<int32_t>(e.code()), e.what());
   } catch (const std::bad_alloc&) {

@@ -41,7 +41,7 @@ std::shared_ptr<ModelState> load_model(const std::shared_ptr<HostState>& host, E
   const std::filesystem::path folder =
       run.tokenizer.path.empty() ? effective.model->folder : std::filesystem::path(run.tokenizer.path);
   if (std::filesystem::exists(folder / "tokenizer.json") || !run.tokenizer.path.empty()) {
-    out->tokenizer = text::Tokenizer::load(folder);
+    out->tokenizer = reading_model([&] { return text::Tokenizer::load(folder); });
     out->chat = load_chat_template(run.tokenizer, folder);
   }
   model::LoadOptions options;
@@ -49,7 +49,7 @@ std::shared_ptr<ModelState> load_model(const std::shared_ptr<HostState>& host, E
   options.threads = run.run.threads;
   options.mmap = run.model.mmap;
   options.deterministic = run.run.deterministic;
-  out->executor = module.load(*effective.model, options, progress);
+  out->executor = reading_model([&] { return module.load(*effective.model, options, progress); });
   out->layers = effective.model->cache_layers();
   out->config = std::move(effective.config);
   return out;

@@ -58,4 +58,11 @@ class Error : public std::exception {
   std::string message_, hint_, where_, text_;
 };
 
+// A plugin failed inside: a panic, an exception, INTERNAL. The stack poisons what INTERNAL leaves behind; at the C
+// border it is a fault of the plugin (KVPLUG_E_PLUGIN), not of the host.
+class PluginFault : public Error {
+ public:
+  using Error::Error;
+};
+
 }  // namespace kvplug

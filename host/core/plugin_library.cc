@@ -177,12 +177,14 @@ void PluginLibrary::fail(const char* call, kvp_status status, const std::string&
     code = KVP_IS_POISONING(status) ? Code::kInternal : Code::kPlugin;
   }
   if (reason.empty()) reason = std::string(code_word(code)) + ", without a reason";
-  if (code == Code::kInternal) {
+  const std::string message = "plugin \"" + id_ + "\" (" + path_.string() + "): " + call + ": " + reason;
+  if (code != Code::kInternal) throw Error(code, message);
+  {
     const std::lock_guard lock(bad_mutex_);
     if (bad_reason_.empty()) bad_reason_ = std::string(call) + ": " + reason;
     bad_.store(true, std::memory_order_release);
   }
-  throw Error(code, "plugin \"" + id_ + "\" (" + path_.string() + "): " + call + ": " + reason);
+  throw PluginFault(code, message);
 }
 
 }  // namespace kvplug

@@ -53,7 +53,7 @@ typedef int32_t kvplug_status;
 #define KVPLUG_E_NOT_FOUND 101     /* a file, folder or key does not exist */
 #define KVPLUG_E_MODEL 102         /* checkpoint unreadable or not supported */
 #define KVPLUG_E_PLAN_EXCEEDED 103 /* would not fit; nothing was allocated */
-#define KVPLUG_E_PLUGIN 104        /* plugin failed to load or broke a rule */
+#define KVPLUG_E_PLUGIN 104        /* plugin failed to load, broke a rule or failed inside */
 #define KVPLUG_E_ABI 105           /* versions do not meet */
 #define KVPLUG_E_BUSY 106          /* handle in use on another thread */
 #define KVPLUG_END 200             /* no more events, not a failure */
