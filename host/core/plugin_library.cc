@@ -23,6 +23,7 @@ using FileKey = std::pair<dev_t, ino_t>;
 struct Loaded {
   std::mutex mutex;
   std::map<FileKey, std::unique_ptr<PluginLibrary>> libraries;
+  std::vector<std::unique_ptr<boost::dll::shared_library>> mapped;  // Never unloaded.
 };
 
 Loaded& loaded() {
@@ -83,7 +84,11 @@ void PluginLibrary::open() {
   } catch (const std::exception& error) {
     throw Error(Code::kPlugin, "the system cannot load it: " + loader_text(error.what()), {}, path_.string());
   }
-  dll::shared_library& mapped = *library.release();  // Never unloaded.
+  dll::shared_library& mapped = *library;
+  {
+    const std::lock_guard lock(loaded().mutex);
+    loaded().mapped.push_back(std::move(library));
+  }
   try {
     introduce(&mapped.get<std::remove_pointer_t<kvp_plugin_entry_fn>>(KVP_PLUGIN_ENTRY_NAME));
   } catch (const Error& error) {

@@ -55,10 +55,25 @@ void check_against_manifest(const PluginLibrary& library, const Manifest& manife
 
 }  // namespace
 
-void Registry::note_problem(int32_t level, std::string line) {
-  host_.log(level, "plugins", line);
+void Registry::note_place(std::string place) {
   const std::lock_guard lock(mutex_);
-  problems_.push_back(std::move(line));
+  if (std::find(places_.begin(), places_.end(), place) == places_.end()) places_.push_back(std::move(place));
+}
+
+void Registry::note_problem(int32_t level, std::string line) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::find(problems_.begin(), problems_.end(), line) != problems_.end()) return;
+    problems_.push_back(line);
+  }
+  host_.log(level, "plugins", line);
+}
+
+// Under mutex_.
+const Manifest* Registry::known(const Manifest& manifest) const {
+  const auto found = std::find_if(manifests_.begin(), manifests_.end(),
+                                  [&](const auto& other) { return other->path == manifest.path; });
+  return found == manifests_.end() ? nullptr : found->get();
 }
 
 // Under mutex_.
@@ -94,8 +109,7 @@ void Registry::add_search_path(const fs::path& given) {
     files.push_back(at->path());
   }
   if (failed) {
-    const std::lock_guard lock(mutex_);
-    places_.push_back(folder.string() + " (" + failed.message() + ")");
+    note_place(folder.string() + " (" + failed.message() + ")");
     return;
   }
   std::sort(files.begin(), files.end());
@@ -120,22 +134,19 @@ void Registry::add_search_path(const fs::path& given) {
   {
     const std::lock_guard lock(mutex_);
     // The same file again, by a link or because its folder was named twice.
-    const auto known = [&](const Manifest& manifest, std::size_t before) {
-      const auto same = [&](const auto& other) { return other->path == manifest.path; };
-      return std::any_of(manifests_.begin(), manifests_.end(), same) ||
-             std::any_of(fresh.begin(), fresh.begin() + static_cast<std::ptrdiff_t>(before), same);
-    };
     for (std::size_t i = fresh.size(); i-- > 0;) {
-      if (known(*fresh[i], i)) fresh.erase(fresh.begin() + static_cast<std::ptrdiff_t>(i));
+      const bool twice = std::any_of(fresh.begin(), fresh.begin() + static_cast<std::ptrdiff_t>(i),
+                                     [&](const auto& other) { return other->path == fresh[i]->path; });
+      if (twice || known(*fresh[i]) != nullptr) fresh.erase(fresh.begin() + static_cast<std::ptrdiff_t>(i));
     }
     check_new(fresh);
-    places_.push_back(folder.string());
     std::move(fresh.begin(), fresh.end(), std::back_inserter(manifests_));
   }
+  note_place(folder.string());
   for (auto& [level, line] : problems) note_problem(level, std::move(line));
 }
 
-void Registry::load(const fs::path& given, std::string_view sha256) {
+const Manifest& Registry::load(const fs::path& given, std::string_view sha256) {
   const fs::path path = fs::absolute(given);
   const fs::path manifest_path = path.extension() == ".toml" ? path : fs::path(path).replace_extension(".toml");
   std::error_code failed;
@@ -146,25 +157,28 @@ void Registry::load(const fs::path& given, std::string_view sha256) {
   }
   std::vector<std::unique_ptr<Manifest>> fresh;
   fresh.push_back(std::make_unique<Manifest>(Manifest::read(manifest_path)));
-  const Manifest* manifest = fresh.front().get();
-  if (!sha256.empty()) {
-    const std::string found = sha256_file(manifest->library_path);
-    std::string wanted(sha256);
-    std::transform(wanted.begin(), wanted.end(), wanted.begin(), [](unsigned char c) { return std::tolower(c); });
-    if (found != wanted) {
-      throw Error(Code::kPlugin, "its sha256 is " + found + ", expected " + wanted, {},
-                  manifest->library_path.string());
-    }
-  }
-  open(*manifest);
+  check_digest(*fresh.front(), sha256);
+  const auto take = [&](bool last) -> const Manifest* {
+    const std::lock_guard lock(mutex_);
+    if (const Manifest* before = known(*fresh.front())) return before;
+    check_new(fresh);
+    if (last) manifests_.push_back(std::move(fresh.front()));
+    return last ? manifests_.back().get() : fresh.front().get();
+  };
+  open(*take(false));
+  const Manifest* manifest = take(true);
+  note_place(manifest->path.string());
+  return *manifest;
+}
 
-  const std::lock_guard lock(mutex_);
-  places_.push_back(manifest->path.string());
-  const bool known = std::any_of(manifests_.begin(), manifests_.end(),
-                                 [&](const auto& other) { return other->path == manifest->path; });
-  if (known) return;
-  check_new(fresh);
-  manifests_.push_back(std::move(fresh.front()));
+void Registry::check_digest(const Manifest& manifest, std::string_view sha256) const {
+  std::error_code failed;
+  if (sha256.empty() || !fs::exists(manifest.library_path, failed)) return;  // What is missing is told at the load.
+  const std::string found = sha256_file(manifest.library_path);
+  std::string wanted(sha256);
+  std::transform(wanted.begin(), wanted.end(), wanted.begin(), [](unsigned char c) { return std::tolower(c); });
+  if (found == wanted) return;
+  throw Error(Code::kPlugin, "its sha256 is " + found + ", expected " + wanted, {}, manifest.library_path.string());
 }
 
 void Registry::set_min_conformance(std::string level) {

@@ -35,7 +35,8 @@ class Registry {
 
   // One plugin by its manifest, or by its library with the manifest beside it. `sha256`: hex digest that the library
   // must have, "" = not checked. Its code is loaded at once, so that a bad one fails here. Throws kPlugin or kAbi.
-  void load(const std::filesystem::path& path, std::string_view sha256 = {});
+  // Returns its manifest, which lives as long as the registry.
+  const Manifest& load(const std::filesystem::path& path, std::string_view sha256 = {});
 
   // What the manifest's [conformance] must show before a library is loaded: none, basic or full.
   void set_min_conformance(std::string level);
@@ -68,6 +69,9 @@ class Registry {
   };
   Entry find(std::string_view interface, std::string_view name) const;  // nulls if unknown
   void check_new(const std::vector<std::unique_ptr<Manifest>>& fresh) const;
+  void check_digest(const Manifest& manifest, std::string_view sha256) const;
+  const Manifest* known(const Manifest& manifest) const;  // the same file, read before
+  void note_place(std::string place);
   void note_problem(int32_t level, std::string line);
   PluginLibrary& open(const Manifest& manifest) const;
   void check_conformance(const Manifest& manifest) const;

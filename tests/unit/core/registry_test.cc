@@ -219,6 +219,8 @@ TEST_F(Door, ExplicitLoadsMayDemandADigest) {
   const std::string other(64, 'a');
   const Error error = error_of([&] { registry.load(library, other); });
   EXPECT_HAS(error.what(), "its sha256 is " + sha256_file(library) + ", expected " + other);
+  EXPECT_EQ(registry.load(library.parent_path() / "plain.toml").id, "test.plain");
+  EXPECT_EQ(registry.places().size(), 1U);
   EXPECT_HAS(error_of([&] { registry.load("/nowhere/x.so"); }).what(), "/nowhere/x.so: there is no such file");
   TempFolder folder;
   fs::copy(library, folder.path());
