@@ -93,7 +93,6 @@ class Resolver {
     section.path = maybe<std::string>(view.value("tokenizer.path")).value_or(run_.model.path);
     section.add_special_tokens = view.value("tokenizer.add_special_tokens").get<bool>();
     section.skip_special_tokens = view.value("tokenizer.skip_special_tokens").get<bool>();
-    section.clean_up_tokenization_spaces = view.value("tokenizer.clean_up_tokenization_spaces").get<bool>();
     section.chat_template = view.value("tokenizer.chat_template").get<std::string>();
     section.continue_final_message = view.value("tokenizer.continue_final_message").get<bool>();
     section.add_generation_prompt = view.value("tokenizer.add_generation_prompt").get<bool>();

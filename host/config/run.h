@@ -56,7 +56,6 @@ struct TokenizerSection {
   std::string path;  // absolute; model.path when not given
   bool add_special_tokens = true;
   bool skip_special_tokens = true;
-  bool clean_up_tokenization_spaces = false;
   std::string chat_template;  // auto | none | absolute path of a template file
   bool add_generation_prompt = true;
   bool continue_final_message = false;

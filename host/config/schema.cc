@@ -56,7 +56,6 @@ constexpr auto kKeys = std::to_array<Key>({
     {"tokenizer.padding_side", kWord, R"("left")", "side on which shorter rows of a batch are filled up", "left"},
     {"tokenizer.add_special_tokens", kBool, "true", "let the tokenizer add its BOS/EOS to `text` prompts"},
     {"tokenizer.skip_special_tokens", kBool, "true", "leave special tokens out of the answer's text"},
-    {"tokenizer.clean_up_tokenization_spaces", kBool, "false", "HF's removal of spaces before punctuation"},
     {"tokenizer.chat_template", kPath, R"("auto")",
      "`auto`: the model's own; `none`: messages are refused; or a template file", "auto|none"},
     {"tokenizer.add_generation_prompt", kBool, "true", "end a rendered chat with the start of the assistant's turn"},

@@ -23,6 +23,7 @@ constexpr auto kUnbuilt = std::to_array<UnbuiltKey>({
     {"model.attn_implementation", R"("auto")", ""},
     {"perplexity", "", ""},
     {"report", "", ""},
+    {"tokenizer.clean_up_tokenization_spaces", "false", "text is given as the tokenizer decodes it"},
     {"prompts[].decoder_input_ids", "", "encoder-decoder models come later"},
 
     {"generation.assistant_confidence_threshold", "*", ""},
