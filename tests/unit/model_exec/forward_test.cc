@@ -4,49 +4,19 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 
 #include "core/error.h"
-#include "model/exec/packed_model.h"
-#include "model/exec/step_runner.h"
 #include "support/safetensors.h"
+#include "tiny_model.h"
 
 namespace kvplug::model {
 namespace {
 
-namespace fs = std::filesystem;
 using nlohmann::json;
-
-const fs::path kData = KVPLUG_TEST_DATA;
-
-json golden(const std::string& name) {
-  std::ifstream file(kData / "golden/generate" / (name + ".json"));
-  return json::parse(file);
-}
-
-const json& find_case(const json& file, const std::string& id) {
-  for (const json& one : file.at("cases")) {
-    if (one.at("id") == id) return one;
-  }
-  throw std::runtime_error("no golden case " + id);
-}
-
-std::shared_ptr<const PackedModel> load(const std::string& name, bool deterministic = false, bool mmap = true) {
-  const Description description = describe_model(kData / "models" / name);
-  const LoadOptions options{
-      .dtype = description.checkpoint_dtype, .threads = 1, .mmap = mmap, .deterministic = deterministic};
-  return std::make_shared<const PackedModel>(description, options, Progress());
-}
-
-std::vector<float> all_logits(const std::shared_ptr<const PackedModel>& model, const std::vector<int32_t>& ids,
-                              int64_t batch) {
-  const auto tokens = static_cast<int64_t>(ids.size()) / batch;
-  StepRunner runner(model, {.max_batch = batch, .max_query = tokens, .use_cache = false}, nullptr);
-  std::vector<float> logits(ids.size() * static_cast<size_t>(model->description.vocab_size));
-  const ForwardInput input{.ids = ids.data(), .batch = batch, .tokens = tokens};
-  runner.forward_all(input, nullptr, logits.data());
-  return logits;
-}
+using testing::all_logits;
+using testing::find_case;
+using testing::golden;
+using testing::load;
 
 class GoldenForward : public ::testing::TestWithParam<const char*> {};
 
@@ -54,7 +24,8 @@ TEST_P(GoldenForward, LogitsOfEveryPosition) {
   const std::string name = GetParam();
   const json file = golden(name);
   const json& one = find_case(file, name + "/forward/single");
-  const auto tensors = testing::read_safetensors(kData / "golden/generate" / file.at("tensors"));
+  const auto tensors =
+      testing::read_safetensors(testing::data("golden/generate/" + file.at("tensors").get<std::string>()));
   const auto expected = tensors.at(one.at("logits")).floats();
   const auto logits = all_logits(load(name), one.at("input_ids").at(0), 1);
   ASSERT_EQ(logits.size(), expected.size());
@@ -166,7 +137,7 @@ TEST(Forward, AStepLargerThanPreparedIsRefused) {
 }
 
 TEST(Forward, LoadingCanBeCancelled) {
-  const Description description = describe_model(kData / "models/llama");
+  const Description description = describe_model(testing::data("models/llama"));
   int calls = 0;
   const Progress progress = [&](uint64_t, uint64_t) { return ++calls < 3; };
   try {
