@@ -63,8 +63,8 @@ Node text_node(std::string_view text) {
 Node value_node(std::string_view key, std::string_view text, const std::string& where) {
   try {
     Node document = parse_toml("value = " + std::string(text) + "\n", {});
-    if (document.members.size() == 1 && document.members[0].first == "value") {
-      Node node = std::move(document.members[0].second);
+    if (document.members.size() == 1 && document.members[0].name == "value") {
+      Node node = std::move(document.members[0].node);
       const bool is_text = node.kind == Node::Kind::kScalar && node.value.is_string();
       return only_text(key) && !is_text ? text_node(text) : node;
     }

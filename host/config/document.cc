@@ -108,7 +108,7 @@ class JsonBuilder {
     const Position after = position(*reached_);
     const auto width = static_cast<uint32_t>(name.size() + 2);
     stack_.back().members.emplace_back(name, Node{});
-    stack_.back().members.back().second.at = {after.line, after.column > width ? after.column - width : 1};
+    stack_.back().members.back().node.at = {after.line, after.column > width ? after.column - width : 1};
     return true;
   }
   bool parse_error(std::size_t, const std::string&, const json::exception& error) {
@@ -142,8 +142,8 @@ class JsonBuilder {
     if (stack_.empty()) {
       root_ = std::move(node);
     } else if (Node& parent = stack_.back(); parent.kind == Node::Kind::kTable) {
-      node.at = parent.members.back().second.at;
-      parent.members.back().second = std::move(node);
+      node.at = parent.members.back().node.at;
+      parent.members.back().node = std::move(node);
     } else {
       node.at = position(*reached_);
       parent.items.push_back(std::move(node));

@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace kvplug::config {
@@ -17,13 +16,20 @@ struct Position {
   uint32_t line = 0, column = 0;  // from 1; line 0 = unknown
 };
 
+struct Member;
+
 struct Node {
   enum class Kind { kTable, kArray, kScalar, kDate };
   Kind kind = Kind::kScalar;
-  Position at;                                        // of the key, or of the value inside an array
-  nlohmann::json value;                               // kScalar: bool, integer, float, string, null (JSON only)
-  std::vector<std::pair<std::string, Node>> members;  // kTable, in the order of the text; JSON may repeat a key
-  std::vector<Node> items;                            // kArray
+  Position at;                  // of the key, or of the value inside an array
+  nlohmann::json value;         // kScalar: bool, integer, float, string, null (JSON only)
+  std::vector<Member> members;  // kTable, in the order of the text; JSON may repeat a key
+  std::vector<Node> items;      // kArray
+};
+
+struct Member {
+  std::string name;
+  Node node;
 };
 
 inline constexpr std::size_t kMaxTextBytes = std::size_t{64} << 20;

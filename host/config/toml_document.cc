@@ -68,7 +68,7 @@ Node convert(const toml::node& from, Position at) {
     for (const auto& [key, member] : *table)
       node.members.emplace_back(std::string(key.str()), convert(member, position_of(key.source().begin)));
     std::stable_sort(node.members.begin(), node.members.end(), [](const auto& a, const auto& b) {
-      return std::pair(a.second.at.line, a.second.at.column) < std::pair(b.second.at.line, b.second.at.column);
+      return std::pair(a.node.at.line, a.node.at.column) < std::pair(b.node.at.line, b.node.at.column);
     });
   } else if (const auto* array = from.as_array()) {
     node.kind = Node::Kind::kArray;
