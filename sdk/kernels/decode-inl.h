@@ -16,6 +16,22 @@ namespace {
 inline constexpr float kMinusInfinity = -__builtin_inff();
 inline constexpr int kPairLanes = 2 * kLanes;
 
+// The hardware prefetcher stops at pages and between K and V: ask for the line that is a few KiB further on. It may lie
+// behind the block: in storage that is contiguous this is what comes next, elsewhere the request is lost, never a
+// fault.
+inline constexpr int64_t kBytesAhead = 4096;
+template <class T>
+inline int64_t tokens_ahead(int64_t stride) {
+  return stride > 0 ? kBytesAhead / (stride * static_cast<int64_t>(sizeof(T))) : 0;
+}
+template <class T>
+inline void prefetch_pair(const T* p, int64_t ahead) {
+  const uintptr_t at = reinterpret_cast<uintptr_t>(p) + static_cast<uintptr_t>(ahead) * sizeof(T);
+  for (size_t line = 0; line < kPairLanes * sizeof(T); line += 64) {
+    __builtin_prefetch(reinterpret_cast<const void*>(at + line));
+  }
+}
+
 // Elements of one q vector in the caller's tensor.
 template <class T>
 inline const T* query_at(const AttendJob& job, int64_t row, int64_t kv_head, QuerySpan span, int64_t vector) {
@@ -38,7 +54,7 @@ inline const float* bias_at(const AttendJob& job, int64_t row, int64_t kv_head, 
 template <class T, int kRows>
 __attribute__((noinline)) void dot_rows(const float* q, int64_t q_stride, const T* k, int64_t k_stride, int64_t tokens,
                                         int64_t dim, float* scores) {
-  const int64_t whole = dim / kPairLanes * kPairLanes;
+  const int64_t whole = dim / kPairLanes * kPairLanes, ahead = tokens_ahead<T>(k_stride) * k_stride;
   for (int64_t t = 0; t < tokens; t += 4) {
     const T* kt[4];
     for (int i = 0; i < 4; ++i) kt[i] = k + lesser(t + i, tokens - 1) * k_stride;
@@ -55,7 +71,10 @@ __attribute__((noinline)) void dot_rows(const float* q, int64_t q_stride, const 
     };
     Pair kk[4];
     for (int64_t d = 0; d < whole; d += kPairLanes) {
-      for (int i = 0; i < 4; ++i) kk[i] = load_pair(kt[i] + d);
+      for (int i = 0; i < 4; ++i) {
+        kk[i] = load_pair(kt[i] + d);
+        prefetch_pair(kt[i] + d, ahead);
+      }
       step(d, kk);
     }
     if (whole < dim) {
@@ -71,6 +90,7 @@ __attribute__((noinline)) void dot_rows(const float* q, int64_t q_stride, const 
 template <class T, int kRows, int kPairs, bool kTail>
 __attribute__((noinline)) void sum_rows(const float* p, const T* v, int64_t v_stride, int64_t tokens, int64_t last,
                                         float* acc, int64_t acc_stride) {
+  const int64_t ahead = tokens_ahead<T>(v_stride) * v_stride;
   V a[kRows][2 * kPairs];
   for (int r = 0; r < kRows; ++r) {
     for (int j = 0; j < 2 * kPairs; ++j) a[r][j] = load(acc + r * acc_stride + j * kLanes);
@@ -79,6 +99,7 @@ __attribute__((noinline)) void sum_rows(const float* p, const T* v, int64_t v_st
     V vv[2 * kPairs];
     for (int j = 0; j < kPairs; ++j) {
       const bool partial = kTail && j == kPairs - 1;
+      prefetch_pair(v + j * kPairLanes, ahead);
       const Pair x = partial ? load_pair_first(v + j * kPairLanes, last) : load_pair(v + j * kPairLanes);
       vv[2 * j] = x.a;
       vv[2 * j + 1] = x.b;
@@ -93,34 +114,19 @@ __attribute__((noinline)) void sum_rows(const float* p, const T* v, int64_t v_st
   }
 }
 
+// All pairs of the dim for kRows vectors, two at a time.
 template <class T, int kRows>
 void weighted_sum(const float* p, const T* v, int64_t v_stride, int64_t tokens, int64_t dim, float* acc,
                   int64_t acc_stride) {
-  const int64_t whole = dim / kPairLanes, last = dim % kPairLanes;
-  int64_t j = 0;
-  for (; j + 2 <= whole; j += 2) {
-    sum_rows<T, kRows, 2, false>(p, v + j * kPairLanes, v_stride, tokens, 0, acc + j * kPairLanes, acc_stride);
+  constexpr int kPairs = 2;
+  for (; dim > 0; dim -= kPairs * kPairLanes, v += kPairs * kPairLanes, acc += kPairs * kPairLanes) {
+    const int64_t last = dim % kPairLanes;
+    with_count<kPairs>((dim + kPairLanes - 1) / kPairLanes, [&](auto count) {
+      constexpr int kNow = decltype(count)::value;
+      if (dim >= kNow * kPairLanes) return sum_rows<T, kRows, kNow, false>(p, v, v_stride, tokens, 0, acc, acc_stride);
+      sum_rows<T, kRows, kNow, true>(p, v, v_stride, tokens, last, acc, acc_stride);
+    });
   }
-  v += j * kPairLanes;
-  acc += j * kPairLanes;
-  if (j < whole && last > 0) {
-    sum_rows<T, kRows, 2, true>(p, v, v_stride, tokens, last, acc, acc_stride);
-  } else if (j < whole) {
-    sum_rows<T, kRows, 1, false>(p, v, v_stride, tokens, 0, acc, acc_stride);
-  } else if (last > 0) {
-    sum_rows<T, kRows, 1, true>(p, v, v_stride, tokens, last, acc, acc_stride);
-  }
-}
-
-// Calls f with the compile-time count min(n, kDotRows).
-template <class F>
-inline void with_rows(int64_t n, F&& f) {
-  if constexpr (kDotRows >= 4) {
-    if (n >= 4) return f(Count<4>());
-    if (n == 3) return f(Count<3>());
-  }
-  if (n >= 2) return f(Count<2>());
-  f(Count<1>());
 }
 
 // Scores of one q vector become weights. Tokens outside [begin, end) weigh nothing. The lanes that are summed follow
@@ -192,7 +198,7 @@ void decode_typed(const AttendJob& job, int64_t b, int64_t kv_head, int64_t part
   each_block([&](const KvBlock& block, int64_t t, int64_t inside, int64_t tokens) {
     const T* k = static_cast<const T*>(block.k) + kv_head * block.k_head_stride + inside * block.k_token_stride;
     for (int64_t r = 0; r < n; r += kDotRows) {
-      with_rows(n - r, [&](auto count) {
+      with_count<kDotRows>(n - r, [&](auto count) {
         dot_rows<T, decltype(count)::value>(q + r * key_pad, key_pad, k, block.k_token_stride, tokens, key_dim,
                                             s + r * kScoreStride + t);
       });
@@ -217,7 +223,7 @@ void decode_typed(const AttendJob& job, int64_t b, int64_t kv_head, int64_t part
   each_block([&](const KvBlock& block, int64_t t, int64_t inside, int64_t tokens) {
     const T* v = static_cast<const T*>(block.v) + kv_head * block.v_head_stride + inside * block.v_token_stride;
     for (int64_t r = 0; r < n; r += kDotRows) {
-      with_rows(n - r, [&](auto count) {
+      with_count<kDotRows>(n - r, [&](auto count) {
         weighted_sum<T, decltype(count)::value>(s + r * kScoreStride + t, v, block.v_token_stride, tokens, value_dim,
                                                 acc + r * value_pad, value_pad);
       });

@@ -57,17 +57,6 @@ void output_tile(const float* p, const float* v, int64_t v_stride, int64_t token
   }
 }
 
-// Calls f with the compile-time count min(n, kRowVectors).
-template <class F>
-inline void with_vectors(int64_t n, F&& f) {
-  if constexpr (kRowVectors >= 4) {
-    if (n >= 4) return f(Count<4>());
-    if (n == 3) return f(Count<3>());
-  }
-  if (n >= 2) return f(Count<2>());
-  f(Count<1>());
-}
-
 // The state of one panel within a tile's work area.
 struct Panel {
   int64_t rows;        // q vectors, the rest are zeros
@@ -212,7 +201,7 @@ void prefill_typed(const AttendJob& job, int64_t b, int64_t kv_head, int64_t fir
       const int64_t to = round_up(lesser(panel.any.end - origin, kBlockTokens), kTokenTile);
       if (from >= to) continue;
       for (int64_t j = 0; j < panel.vectors; j += kRowVectors) {
-        with_vectors(panel.vectors - j, [&](auto count) {
+        with_count<kRowVectors>(panel.vectors - j, [&](auto count) {
           for (int64_t t = from; t < to; t += kTokenTile) {
             score_tile<decltype(count)::value>(panel.q + j * kLanes, k + t * k_stride, k_stride, key_dim,
                                                scores + t * kPanel + j * kLanes);
@@ -247,7 +236,7 @@ void prefill_typed(const AttendJob& job, int64_t b, int64_t kv_head, int64_t fir
       }
       softmax_panel(panel, scores, from, to, softcap, edge ? bounds : nullptr, factor);
       for (int64_t j = 0; j < value_vectors; j += kRowVectors) {
-        with_vectors(value_vectors - j, [&](auto count) {
+        with_count<kRowVectors>(value_vectors - j, [&](auto count) {
           constexpr int kVectors = decltype(count)::value, kRows = kRowVectors >= 4 && kVectors <= 2 ? 8 : 4;
           for (int64_t r = 0; r < panel.rows; r += kRows) {
             output_tile<kRows, kVectors>(scores + from * kPanel + r, v + from * v_stride + j * kLanes, v_stride,

@@ -306,6 +306,15 @@ struct Count {
   static constexpr int value = kN;
 };
 
+// Calls f with min(n, kMax) as a compile-time Count; n is at least 1.
+template <int kMax, class F>
+inline void with_count(int64_t n, F&& f) {
+  if constexpr (kMax > 1) {
+    if (n < kMax) return with_count<kMax - 1>(n, f);
+  }
+  f(Count<kMax>());
+}
+
 inline float first_lane(V x) {
   float t[kLanes];
   store(t, x);

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -26,6 +27,12 @@ constexpr kvp_dtype kF32 = {KVP_DTYPE_FLOAT, 32, 1}, kF16 = {KVP_DTYPE_FLOAT, 16
 constexpr size_t kColdBytes = size_t{640} << 20;
 
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+void relax() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
 
 // Threads that spin for work, so that waking them is not what is measured.
 class Pool {
@@ -50,7 +57,7 @@ class Pool {
     p.left_ = p.count_ - 1;
     ++p.round_;
     p.share(0);
-    while (p.left_ != 0) _mm_pause();
+    while (p.left_ != 0) relax();
     return KVP_OK;
   }
   void share(int32_t w) {
@@ -59,7 +66,7 @@ class Pool {
   }
   void serve(int32_t w) {
     for (int seen = 0;; ++seen) {
-      while (round_ == seen) _mm_pause();
+      while (round_ == seen) relax();
       if (stop_) return;
       share(w);
       --left_;
@@ -209,16 +216,25 @@ struct Stream {
   std::atomic<uint64_t> sum{0};
 };
 
+// Four streams at a time: one would not keep enough lines in flight.
+#if defined(__x86_64__)
+__attribute__((target("avx2")))
+#endif
 void read_all(void* arg, int64_t begin, int64_t end, int32_t) {
-  typedef uint64_t Wide __attribute__((vector_size(64)));
+  typedef uint64_t Wide __attribute__((vector_size(32), may_alias));
+  constexpr int64_t kChunk = 4096 / sizeof(Wide);
   Stream& s = *static_cast<Stream*>(arg);
-  Wide a = {}, b = {}, c = {}, d = {};
-  for (int64_t i = begin; i < end; ++i) {
-    const Wide* p = reinterpret_cast<const Wide*>(s.data + i * 4096);
-    for (int j = 0; j < 64; j += 4) a += p[j], b += p[j + 1], c += p[j + 2], d += p[j + 3];
+  const int64_t quarter = (end - begin) / 4;
+  Wide a = {}, b = {}, c = {}, d = {}, e = {}, f = {}, g = {}, h = {};
+  const auto* p = reinterpret_cast<const Wide*>(s.data + begin * 4096);
+  const Wide *q = p + quarter * kChunk, *r = q + quarter * kChunk, *t = r + quarter * kChunk;
+  for (int64_t i = 0; i < quarter * kChunk; i += 2) {
+    a += p[i], b += p[i + 1], c += q[i], d += q[i + 1];
+    e += r[i], f += r[i + 1], g += t[i], h += t[i + 1];
   }
-  a += b + c + d;
-  s.sum += a[0] + a[1] + a[2] + a[3] + a[4] + a[5] + a[6] + a[7];
+  a += b + c + d + e + f + g + h;
+  for (const Wide* rest = t + quarter * kChunk; rest < p + (end - begin) * kChunk; ++rest) a += *rest;
+  s.sum += a[0] + a[1] + a[2] + a[3];
 }
 
 void decode(benchmark::State& state, const Case& c, int32_t workers, bool cold) {
@@ -255,10 +271,11 @@ __attribute__((target("avx512f"))) double peak512() {
   for (int j = 0; j < kPeakChains; ++j) a[j] = _mm512_set1_ps(static_cast<float>(j));
   const __m512 m = _mm512_set1_ps(0.5f);
   for (int i = 0; i < kPeakRounds; ++i) {
+#pragma GCC unroll 12
     for (int j = 0; j < kPeakChains; ++j) a[j] = _mm512_fmadd_ps(a[j], m, m);
   }
   for (int j = 1; j < kPeakChains; ++j) a[0] = _mm512_add_ps(a[0], a[j]);
-  benchmark::DoNotOptimize(_mm512_reduce_add_ps(a[0]));
+  benchmark::DoNotOptimize(_mm512_cvtss_f32(a[0]));
   return 32.0 * kPeakRounds * kPeakChains;
 }
 __attribute__((target("avx2,fma"))) double peak256() {
@@ -266,6 +283,7 @@ __attribute__((target("avx2,fma"))) double peak256() {
   for (int j = 0; j < kPeakChains; ++j) a[j] = _mm256_set1_ps(static_cast<float>(j));
   const __m256 m = _mm256_set1_ps(0.5f);
   for (int i = 0; i < kPeakRounds; ++i) {
+#pragma GCC unroll 12
     for (int j = 0; j < kPeakChains; ++j) a[j] = _mm256_fmadd_ps(a[j], m, m);
   }
   for (int j = 1; j < kPeakChains; ++j) a[0] = _mm256_add_ps(a[0], a[j]);

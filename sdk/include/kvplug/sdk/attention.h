@@ -5,8 +5,11 @@
 // in an order that follows from row positions alone. So capacity, paging, padding, neighbours in the batch and the
 // number of threads leave a row's bits alone. Query heads that share a K/V head read it once; long rows are split into
 // fixed partitions that are merged by log-sum-exp; prefill is tiled, no S x S matrix exists.
-// Softmax and accumulators are float32. score = softcap(scale * q.k) + bias, softcap(x) = c * tanh(x / c).
-// Thread-safe: no state. Never allocates: the caller gives scratch. Never throws.
+// What a row's bits do depend on, besides its data: whether it has few queries (one, or up to 16 query vectors for a
+// K/V head: partitions of the row's positions) or many (tiles). Among many, a query's bits are its own. Softmax and
+// accumulators are float32. score = softcap(scale * q.k) + bias, softcap(x) = c * tanh(x / c). A query that sees no
+// token has out 0 and lse -inf (with a sink: the sink), never NaN. Thread-safe: no state. Never allocates: the caller
+// gives scratch. Never throws.
 #pragma once
 
 #include <kvplug/abi.h>
@@ -63,8 +66,8 @@ size_t attend_scratch_bytes(const AttendShape& shape, int32_t workers);
 kvp_status attend(const AttendShape& shape, const AttendCall& call, const kvp_host_parallel* parallel, void* scratch,
                   size_t scratch_bytes);
 
-// "avx512", "avx2" or "scalar": the level in use, the best this CPU has. Tests may force one, NULL undoes it; false if it
-// is unknown or the CPU lacks it.
+// "avx512", "avx2" or "scalar": the level in use, the best this CPU has. Tests may force one, NULL undoes it; false if
+// it is unknown or the CPU lacks it.
 const char* attend_level();
 bool set_attend_level(const char* level);
 
