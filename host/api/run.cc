@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <numeric>
+#include <random>
 
 #include "api/events.h"
 #include "api/load_model.h"
@@ -101,7 +102,9 @@ kvplug_status kvplug_run(kvplug_host* host, const kvplug_config* config, const k
     kvplug_run_params hooks{};
     if (params) std::memcpy(&hooks, params, std::min(params->struct_size, sizeof hooks));
     Effective effective = make_effective(*state, need(config, "config").config, ModelNeed::kRequired);
-    const config::Run run = effective.run;
+    config::Run run = effective.run;
+    // A fresh seed stands in the document, so that the run can be repeated.
+    if (!run.run.seed) run.run.seed = std::random_device{}();
     const model::Description description = *effective.model;
     if (run.run.task == "plan") {
       give(json, report::plan_json(make_plan(*state, effective), run, description));

@@ -95,7 +95,8 @@ Config make_config(kvplug_host* host, const Arguments& arguments, const std::str
 }
 
 nlohmann::json config_value(const kvplug_config* config, const char* key) {
-  return json_from(kvplug_config_get, config, key)["value"];
+  const nlohmann::json answer = json_from(kvplug_config_get, config, key);
+  return answer.is_object() && answer.contains("origin") ? answer["value"] : answer;  // a table answers key by key
 }
 
 void print_notices(const nlohmann::json& notices, bool quiet) {

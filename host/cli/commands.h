@@ -19,7 +19,7 @@ int check_command(const Arguments& arguments);
 int doctor_command(const Arguments& arguments);
 int plugin_command(const Arguments& arguments);  // list, info
 
-// One key's value, for the program's own needs.
+// One key's value; of a table every key with value and origin.
 nlohmann::json config_value(const kvplug_config* config, const char* key);
 void print_notices(const nlohmann::json& notices, bool quiet);
 

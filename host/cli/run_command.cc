@@ -45,6 +45,19 @@ int32_t on_event(void* user, const kvplug_event* event) {
   return interrupts != 0 || live.failure;
 }
 
+// The texts of several prompts would run into each other.
+bool has_one_prompt(const kvplug_config* config) {
+  if (!config_value(config, "input.jsonl").is_null()) return false;
+  bool any = false;
+  const nlohmann::json prompts = json_from(kvplug_config_get, config, "prompts");  // {"[0].text": ..., ...}
+  for (const auto& [key, value] : prompts.items()) {
+    if (!key.starts_with("[")) continue;
+    if (!key.starts_with("[0]")) return false;
+    any = true;
+  }
+  return any;
+}
+
 std::string text_of(const nlohmann::json& results, const nlohmann::json& include) {
   std::string out;
   for (const auto& result : results) {
@@ -93,7 +106,7 @@ int run_command(const Arguments& arguments) {
     Output("-", false).write(arguments.json ? plan.dump() + "\n" : plan_text(plan));
     return plan["fits"].get<bool>() ? 0 : 5;
   }
-  const nlohmann::json output = config_value(config.get(), "output");
+  const nlohmann::json output = json_from(kvplug_config_get, config.get(), "output");
   const auto setting = [&](const char* key) { return output[key]["value"]; };
   const std::string format = setting("format");
   Output out(setting("path").get<std::string>(), setting("overwrite").get<bool>());
@@ -102,9 +115,7 @@ int run_command(const Arguments& arguments) {
   Live live;
   live.out = &out;
   live.progress = &progress;
-  const nlohmann::json prompts = config_value(config.get(), "prompts");
-  live.stream = format == "text" && setting("stream").get<bool>() && prompts.is_array() && prompts.size() == 1 &&
-                config_value(config.get(), "input.jsonl").is_null();
+  live.stream = format == "text" && setting("stream").get<bool>() && has_one_prompt(config.get());
   kvplug_run_params params{};
   params.struct_size = sizeof params;
   params.progress = on_progress;
