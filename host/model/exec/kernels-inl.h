@@ -216,10 +216,8 @@ void rope(void* x, int64_t row_stride, int64_t rows, int64_t heads, int64_t head
   }
 }
 
-// exp for |x| <= 88, beyond that the value at 88; 2 units in the last place. Cephes' polynomial.
+// exp for |x| <= 88; 2 units in the last place. Cephes' polynomial.
 inline float exp_of(float x) {
-  x = x > 88.0f ? 88.0f : x;
-  x = x < -88.0f ? -88.0f : x;
   const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   const float shifted = x * 1.44269504088896341f + magic;
   const float k = shifted - magic;
@@ -234,9 +232,15 @@ inline float exp_of(float x) {
   return p * float_of((bits_of(shifted) - 0x4b400000u + 127u) << 23);
 }
 
+// Within -88..88; a NaN stays one.
+inline float limited(float x) {
+  x = x > 88.0f ? 88.0f : x;
+  return x < -88.0f ? -88.0f : x;
+}
+
 template <class T>
 void silu_mul(const void* gate_up, void* to, int64_t rows, int64_t width) {
-  float gate[kTile], up[kTile];
+  float gate[kTile], up[kTile], minus[kTile];
   for (int64_t r = 0; r < rows; ++r) {
     const auto* x = static_cast<const typename T::Stored*>(gate_up) + r * 2 * width;
     auto* y = static_cast<typename T::Stored*>(to) + r * width;
@@ -244,7 +248,9 @@ void silu_mul(const void* gate_up, void* to, int64_t rows, int64_t width) {
       const int64_t count = smaller(width - i, kTile);
       widen(T{}, x + i, gate, count);
       widen(T{}, x + width + i, up, count);
-      for (int64_t j = 0; j < count; ++j) gate[j] = gate[j] / (1.0f + exp_of(-gate[j]));
+      // A loop of its own: within the next one, compilers compute the limits' results in every lane, slow subnormals.
+      for (int64_t j = 0; j < count; ++j) minus[j] = limited(-gate[j]);
+      for (int64_t j = 0; j < count; ++j) gate[j] = gate[j] / (1.0f + exp_of(minus[j]));
       round_to(T{}, gate, count);
       for (int64_t j = 0; j < count; ++j) gate[j] *= up[j];
       narrow(T{}, gate, y + i, count);

@@ -69,6 +69,7 @@ PackedModel::PackedModel(const Description& described, const LoadOptions& given,
     pack(p, plain.data());
     for (const TensorInfo* tensor : p.weights) done += tensor->bytes;
   }
+  weights_.expect_lookups(weights_.info(description.embed_tokens));
   if (progress) progress(done, total);
 }
 
@@ -109,11 +110,11 @@ void PackedModel::pack(const Plan& plan, char* plain) {
       parallel_for(end - begin, std::max<int64_t>(1, kReadElements / in), [&](int64_t from, int64_t to) {
         weights_.read(*tensor, begin - top + from, to - from, type, offset(plain, (begin - first + from) * in, type));
       });
+      if (begin < end) weights_.release(*tensor, begin - top, end - begin);
       top += height;
     }
     kind.pack(plain, first, rows, weight);
   }
-  for (const TensorInfo* tensor : plan.weights) weights_.release(*tensor);
   plan.linear->weight = weight;
   if (!bias) return;
   char* to = packed_.take(static_cast<size_t>(out) * size_of(type));

@@ -134,17 +134,22 @@ std::vector<float> Weights::vector(const std::string& name, Type type) const {
   return out;
 }
 
-void Weights::advise(const TensorInfo& tensor, int advice) const {
+void Weights::advise(const TensorInfo& tensor, int64_t first, int64_t rows, int advice) const {
   if (!map_) return;
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const uint64_t row = static_cast<uint64_t>(elements_of_row(tensor)) * size_of(type_of(tensor.dtype));
+  const uint64_t from = tensor.offset + static_cast<uint64_t>(first) * row,
+                 to = from + static_cast<uint64_t>(rows) * row;
   // Inner pages alone: the edges belong to neighbours too.
-  const uint64_t begin = (tensor.offset + page - 1) / page * page, end = (tensor.offset + tensor.bytes) / page * page;
+  const uint64_t begin = (from + page - 1) / page * page, end = to / page * page;
   if (begin < end) madvise(files_[tensor.file].data + begin, end - begin, advice);
 }
 
-void Weights::release(const TensorInfo& tensor) const { advise(tensor, MADV_DONTNEED); }
+void Weights::release(const TensorInfo& tensor, int64_t first, int64_t rows) const {
+  advise(tensor, first, rows, MADV_DONTNEED);
+}
 
-void Weights::expect_lookups(const TensorInfo& tensor) const { advise(tensor, MADV_RANDOM); }
+void Weights::expect_lookups(const TensorInfo& tensor) const { advise(tensor, 0, tensor.shape[0], MADV_RANDOM); }
 
 void Weights::check(const TensorInfo& tensor) const {
   struct stat status{};
@@ -156,10 +161,7 @@ void Weights::check(const TensorInfo& tensor) const {
 
 Embedding::Embedding(const Weights& weights, const TensorInfo& table, Type type)
     : weights_(weights), table_(table), type_(type), width_(elements_of_row(table)) {
-  if (weights.mapped()) {
-    weights.expect_lookups(table);
-    return;
-  }
+  if (weights.mapped()) return;
   held_ = Buffer(static_cast<size_t>(table.shape[0] * width_) * size_of(type));
   parallel_for(table.shape[0], 4096, [&](int64_t begin, int64_t end) {
     weights.read(table, begin, end - begin, type, offset(held_.data(), begin * width_, type));

@@ -32,8 +32,8 @@ class Weights {
   void read(const TensorInfo& tensor, int64_t first, int64_t rows, Type type, void* to) const;
   // A vector as float32 that holds values already rounded to `type`.
   std::vector<float> vector(const std::string& name, Type type) const;
-  // The tensor will not be read soon: its pages need not stay resident.
-  void release(const TensorInfo& tensor) const;
+  // Rows that will not be read soon: their pages need not stay resident.
+  void release(const TensorInfo& tensor, int64_t first, int64_t rows) const;
   // Rows will be read here and there: no read-ahead.
   void expect_lookups(const TensorInfo& tensor) const;
   // Throws kCorrupt if the tensor's file has become shorter.
@@ -47,7 +47,7 @@ class Weights {
   };
   void close_all();
   void copy(const TensorInfo& tensor, uint64_t from, uint64_t bytes, void* to) const;
-  void advise(const TensorInfo& tensor, int advice) const;
+  void advise(const TensorInfo& tensor, int64_t first, int64_t rows, int advice) const;
 
   const Description& description_;
   const bool map_;
