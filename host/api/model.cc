@@ -38,9 +38,9 @@ std::shared_ptr<ModelState> load_model(const std::shared_ptr<HostState>& host, E
   auto out = std::make_shared<ModelState>();
   out->host = host;
   // Small things first: a bad tokenizer should not cost the time of loading weights.
-  const std::filesystem::path folder =
-      run.tokenizer.path.empty() ? effective.model->folder : std::filesystem::path(run.tokenizer.path);
-  if (std::filesystem::exists(folder / "tokenizer.json") || !run.tokenizer.path.empty()) {
+  const bool elsewhere = run.tokenizer.path != run.model.path;
+  const std::filesystem::path folder = elsewhere ? std::filesystem::path(run.tokenizer.path) : effective.model->folder;
+  if (elsewhere || std::filesystem::exists(folder / "tokenizer.json")) {
     out->tokenizer = reading_model([&] { return text::Tokenizer::load(folder); });
     out->chat = load_chat_template(run.tokenizer, folder);
   }
@@ -130,14 +130,9 @@ kvplug_status kvplug_model_chat(kvplug_model* model, const char* messages_json, 
       if (!options.is_object()) throw Error(Code::kInvalidArgument, "options_json is not a JSON object");
       config.merge_json(nlohmann::json{{"tokenizer", options}}.dump(), "options_json", std::filesystem::current_path());
     }
-    const auto messages = nlohmann::json::parse(text_of(messages_json, len), nullptr, false);
-    if (!messages.is_array()) throw Error(Code::kInvalidArgument, "messages_json is not a JSON list of messages");
     const config::TokenizerSection settings = config.resolve(nullptr).tokenizer;
-    const auto chat = options_json
-                          ? load_chat_template(settings, settings.path.empty() ? state.executor->description().folder
-                                                                               : std::filesystem::path(settings.path))
-                          : state.chat;
-    give(prompt, generate::render_messages(messages, settings, chat.get(), *state.tokenizer));
+    const auto chat = options_json ? load_chat_template(settings, settings.path) : state.chat;
+    give(prompt, generate::render_messages(text_of(messages_json, len), settings, chat.get(), *state.tokenizer));
   });
 }
 

@@ -35,7 +35,7 @@ std::optional<int64_t> longest_prompt(const Effective& effective, const std::vec
     } else {
       if (!tokenizer) tokenizer = text::Tokenizer::load(folder);
       const std::string text =
-          prompt.messages ? generate::render_messages(*prompt.messages, run.tokenizer,
+          prompt.messages ? generate::render_messages(prompt.messages->dump(), run.tokenizer,
                                                       load_chat_template(run.tokenizer, folder).get(), *tokenizer)
                           : *prompt.text;
       tokens =

@@ -26,8 +26,8 @@ std::vector<int32_t> prompt_ids(const config::Prompt& prompt, const config::Run&
                 "give input_ids, or set tokenizer.path", prompt.where);
   }
   if (!prompt.messages) return context.tokenizer->encode(*prompt.text, run.tokenizer.add_special_tokens);
-  const auto ids =
-      context.tokenizer->encode(render_messages(*prompt.messages, run.tokenizer, chat, *context.tokenizer), false);
+  const auto ids = context.tokenizer->encode(
+      render_messages(prompt.messages->dump(), run.tokenizer, chat, *context.tokenizer), false);
   if (context.tokenizer->begins_with_doubled_bos(ids)) {
     notices.push_back("prompt \"" + prompt.id + "\": the rendered template begins with two BOS tokens");
   }
@@ -89,7 +89,7 @@ void run_batch(const SessionContext& context, const text::ChatTemplate* chat, co
 
 }  // namespace
 
-std::string render_messages(const nlohmann::json& messages, const config::TokenizerSection& settings,
+std::string render_messages(std::string_view messages_json, const config::TokenizerSection& settings,
                             const text::ChatTemplate* chat, const text::Tokenizer& tokenizer) {
   if (!chat) {
     throw Error(Code::kConfig,
@@ -103,7 +103,7 @@ std::string render_messages(const nlohmann::json& messages, const config::Tokeni
   options.continue_final_message = settings.continue_final_message;
   options.kwargs_json = settings.chat_template_kwargs.dump();
   options.special_tokens = tokenizer.special_tokens();
-  return chat->render(messages.dump(), options);
+  return chat->render(messages_json, options);
 }
 
 TaskResult run_prompts(const SessionContext& context, const text::ChatTemplate* chat, const config::Run& run,

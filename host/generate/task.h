@@ -37,9 +37,9 @@ struct TaskHooks {
   bool keep_logits = false;
 };
 
-// The text that a prompt stands for: its own, or its messages through the chat template. Throws kModel / kConfig when
-// messages meet a folder without a template.
-std::string render_messages(const nlohmann::json& messages, const config::TokenizerSection& settings,
+// Messages (a JSON list; the order of keys is the template's to see) through the chat template. Throws kModel / kConfig
+// when messages meet a folder without a template.
+std::string render_messages(std::string_view messages_json, const config::TokenizerSection& settings,
                             const text::ChatTemplate* chat, const text::Tokenizer& tokenizer);
 
 // chat may be NULL where no prompt has messages. Throws what ends the whole run.
