@@ -8,6 +8,7 @@ namespace kvplug::api {
 
 std::shared_ptr<ModelState> load_model(const std::shared_ptr<HostState>& host, Effective effective,
                                        const model::Progress& progress);
+model::LoadOptions load_options(const config::Run& run, const model::Description& model);
 // The template that [tokenizer] asks for; NULL where there is none.
 std::shared_ptr<const text::ChatTemplate> load_chat_template(const config::TokenizerSection& settings,
                                                              const std::filesystem::path& folder);

@@ -29,6 +29,15 @@ model::Progress progress_of(kvplug_progress_fn fn, void* user) {
   return [fn, user](uint64_t done, uint64_t total) { return fn(user, done, total) == 0; };
 }
 
+model::LoadOptions load_options(const config::Run& run, const model::Description& model) {
+  model::LoadOptions options;
+  options.dtype = report::compute_dtype(run, model);
+  options.threads = run.run.threads;
+  options.mmap = run.model.mmap;
+  options.deterministic = run.run.deterministic;
+  return options;
+}
+
 std::shared_ptr<ModelState> load_model(const std::shared_ptr<HostState>& host, Effective effective,
                                        const model::Progress& progress) {
   const config::Run& run = effective.run;
@@ -44,12 +53,8 @@ std::shared_ptr<ModelState> load_model(const std::shared_ptr<HostState>& host, E
     out->tokenizer = reading_model([&] { return text::Tokenizer::load(folder); });
     out->chat = load_chat_template(run.tokenizer, folder);
   }
-  model::LoadOptions options;
-  options.dtype = report::compute_dtype(run, *effective.model);
-  options.threads = run.run.threads;
-  options.mmap = run.model.mmap;
-  options.deterministic = run.run.deterministic;
-  out->executor = reading_model([&] { return module.load(*effective.model, options, progress); });
+  out->executor =
+      reading_model([&] { return module.load(*effective.model, load_options(run, *effective.model), progress); });
   out->layers = effective.model->cache_layers();
   out->config = std::move(effective.config);
   return out;

@@ -9,6 +9,7 @@
 
 #include "api/events.h"
 #include "api/load_model.h"
+#include "api/model_library.h"
 #include "config/input.h"
 #include "generate/task.h"
 #include "report/document.h"
@@ -90,7 +91,15 @@ kvplug_status kvplug_explain(kvplug_host* host, const kvplug_config* config, kvp
     need(json, "json");
     HostState& state = *need(host, "host").state;
     const Effective effective = make_effective(state, need(config, "config").config, ModelNeed::kRequired);
-    give(json, report::explain_run(state.registry, effective.config, effective.run, *effective.model, nullptr));
+    // Without LibTorch on the machine everything else can still be told.
+    nlohmann::json executor;
+    try {
+      executor = model_library().explain(*effective.model, load_options(effective.run, *effective.model));
+    } catch (const Error& e) {
+      if (e.code() != Code::kNotFound) throw;
+      executor = {{"error", e.message()}};
+    }
+    give(json, report::explain_run(state.registry, effective.config, effective.run, *effective.model, executor));
   });
 }
 

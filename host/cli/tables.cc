@@ -114,11 +114,15 @@ std::string explain_text(const nlohmann::json& explain) {
     out += layers_text(cache["layers"]);
   }
   out += fmt::format("stop ids  {}\n", list_text(model["eos_token_id"]));
-  if (explain["executor"].is_object() && explain["executor"].contains("linear")) {
-    out += "products\n";
-    for (const auto& linear : explain["executor"]["linear"]) {
-      out += fmt::format("  {:<20} {:<10} {:<30} {}\n", value_text(linear["name"]), value_text(linear["backend"]),
-                         value_text(linear["implementation"]), linear["shape"].dump());
+  const auto& executor = explain["executor"];
+  if (executor.contains("error")) {
+    out += "products  unknown: " + value_text(executor["error"]) + "\n";
+  } else {
+    out += fmt::format("products  {} threads, deterministic: {}\n", executor["threads"].dump(),
+                       executor["deterministic"].dump());
+    for (const auto& linear : executor["linear"]) {
+      out += fmt::format("  {:>3} x {:<13} {:<14} {:<9} {}\n", linear["count"].dump(), value_text(linear["name"]),
+                         linear["shape"].dump(), value_text(linear["backend"]), value_text(linear["implementation"]));
     }
   }
   std::string settings;

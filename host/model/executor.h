@@ -29,7 +29,7 @@ struct LoadOptions {
 
 // One forward pass. Everything lies in host memory and is borrowed for the call.
 struct ForwardInput {
-  const int32_t* ids = nullptr;    // [batch, tokens]; every id in 0..vocab-1 (checked by the caller)
+  const int32_t* ids = nullptr;  // [batch, tokens]; every id in 0..vocab-1 (checked by the caller)
   int64_t batch = 0, tokens = 0;
   const int64_t* pad = nullptr;    // [batch] leading padding tokens of this call, NULL = none
   const int64_t* count = nullptr;  // [batch] tokens the row takes (the rest is right padding), NULL = all
@@ -38,8 +38,8 @@ struct ForwardInput {
 // What a Runner sizes its scratch for.
 struct StepShape {
   int64_t max_batch = 1;
-  int64_t max_query = 1;   // tokens of the longest forward (prompt, or prefill_chunk_size)
-  bool use_cache = true;   // false: every forward gets the whole sequence and no stack
+  int64_t max_query = 1;  // tokens of the longest forward (prompt, or prefill_chunk_size)
+  bool use_cache = true;  // false: every forward gets the whole sequence and no stack
 };
 
 // Scratch and bound kernels of one session: prepared once, then run without decisions. One thread at a time.
@@ -62,19 +62,23 @@ class Executor {
   virtual const LoadOptions& options() const = 0;
   // Picks kernels and sizes scratch for the shape and the stack's layers (stack NULL without a cache).
   virtual std::unique_ptr<Runner> prepare(const StepShape& shape, CacheStack* stack) = 0;
-  // {"linear": [{"name":"lm_head","backend":"onednn","implementation":"brgemm:avx512_core","shape":[576,49152]},...], "attention": ...}
+  // {"linear": [{"name":"lm_head","backend":"onednn","implementation":"brgemm:avx512_core","shape":[576,49152]},...],
+  // "attention": ...}
   virtual nlohmann::json explain() const = 0;
   virtual uint64_t weight_bytes() const = 0;  // bytes of weights held in memory (packed ones, mapped ones that stay)
 };
 
-// Exported by libkvplug_model as `extern "C" kvplug::model::Module* kvplug_model_module_v0()`; static storage, never freed.
+// Exported by libkvplug_model as `extern "C" kvplug::model::Module* kvplug_model_module_v0()`; static storage, never
+// freed.
 class Module {
  public:
   virtual std::shared_ptr<Executor> load(const Description& description, const LoadOptions& options,
                                          const Progress& progress) = 0;
+  // What Executor::explain() of such a model would say; follows from shapes, no weights are read.
+  virtual nlohmann::json explain(const Description& description, const LoadOptions& options) = 0;
   // kvp_host_parallel on LibTorch's own pool (at::parallel_for), for plugins at run level. Static storage.
   virtual const kvp_host_parallel* parallel() = 0;
-  virtual void set_threads(int threads) = 0;  // for the calling thread
+  virtual void set_threads(int threads) = 0;    // for the calling thread
   virtual nlohmann::json describe() const = 0;  // versions of LibTorch and oneDNN, CPU capability
 
  protected:

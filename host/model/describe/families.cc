@@ -62,7 +62,7 @@ void refuse_unsupported_parts(const ConfigReader& config) {
   }
   if (config.has("auto_map")) {
     config.fail("auto_map", "the model needs code of its own, which is never run",
-                "use a model of a known family; `kvplug explain` lists them");
+                "use a model of a known family: Llama, Mistral, Qwen2, Qwen3");
   }
   if (const std::string act = config.string_or("hidden_act", "silu"); act != "silu" && act != "swish") {
     config.fail("hidden_act", "\"" + act + "\" is not supported in this release", "known: silu");

@@ -5,6 +5,7 @@
 #include <torch/headeronly/version.h>
 
 #include "model/exec/errors.h"
+#include "model/exec/explain.h"
 #include "model/exec/kernels.h"
 #include "model/exec/linear.h"
 #include "model/exec/packed_model.h"
@@ -27,13 +28,7 @@ class PackedExecutor final : public Executor {
     });
   }
   nlohmann::json explain() const override {
-    return translated([&] {
-      nlohmann::json out = model_->explain();
-      out["dtype"] = name_of(model_->type);
-      out["threads"] = use_threads(model_->options.threads);
-      out["attention"] = sdk::attend_level();
-      return out;
-    });
+    return translated([&] { return explain_model(model_->description, model_->options); });
   }
   uint64_t weight_bytes() const override { return model_->weight_bytes(); }
 
@@ -49,6 +44,9 @@ class TorchModule final : public Module {
       use_threads(options.threads);
       return std::make_shared<PackedExecutor>(std::make_shared<const PackedModel>(description, options, progress));
     });
+  }
+  nlohmann::json explain(const Description& description, const LoadOptions& options) override {
+    return translated([&] { return explain_model(description, options); });
   }
   const kvp_host_parallel* parallel() override { return torch_parallel(); }
   void set_threads(int threads) override { use_threads(threads); }

@@ -134,30 +134,4 @@ uint64_t PackedModel::weight_bytes() const {
   return bytes + 4 * final_norm.size();
 }
 
-nlohmann::json PackedModel::explain() const {
-  auto linear = nlohmann::json::array();
-  const auto add = [&](const char* name, const Linear& one, size_t count) {
-    const LinearKind& kind = kind_at(one);
-    const int64_t decode = deterministic() ? kFixedRows : 1, prefill = deterministic() ? kFixedRows : 128;
-    linear.push_back({{"name", name},
-                      {"count", count},
-                      {"shape", {kind.shape().in, kind.shape().out}},
-                      {"backend", kind.backend()},
-                      {"layout", kind.layout()},
-                      {"implementation", kind.implementation(decode)},
-                      {"prefill_implementation", kind.implementation(prefill)}});
-  };
-  if (!layers.empty()) {
-    add("qkv_proj", layers[0].qkv, layers.size());
-    add("o_proj", layers[0].o, layers.size());
-    add("gate_up_proj", layers[0].gate_up, layers.size());
-    add("down_proj", layers[0].down, layers.size());
-  }
-  add("lm_head", lm_head, 1);
-  return {{"linear", linear},
-          {"elementwise", kernel_level()},
-          {"embedding", weights_.mapped() ? "looked up in the mapped checkpoint" : "held in memory"},
-          {"deterministic", deterministic()}};
-}
-
 }  // namespace kvplug::model

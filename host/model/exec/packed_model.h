@@ -49,7 +49,6 @@ class PackedModel {
   const Embedding& embedding() const { return *embedding_; }
   bool deterministic() const { return options.deterministic; }
   uint64_t weight_bytes() const;
-  nlohmann::json explain() const;
 
  private:
   // One product to be packed: the tensors whose rows it stacks, and what describes the result.
