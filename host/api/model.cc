@@ -133,7 +133,8 @@ kvplug_status kvplug_model_chat(kvplug_model* model, const char* messages_json, 
     if (options_json) {
       const auto options = nlohmann::json::parse(options_json, nullptr, false);
       if (!options.is_object()) throw Error(Code::kInvalidArgument, "options_json is not a JSON object");
-      config.merge_json(nlohmann::json{{"tokenizer", options}}.dump(), "options_json", std::filesystem::current_path());
+      config.merge_json(nlohmann::json{{"config_version", 1}, {"tokenizer", options}}.dump(), "options_json",
+                        std::filesystem::current_path());
     }
     const config::TokenizerSection settings = config.resolve(nullptr).tokenizer;
     const auto chat = options_json ? load_chat_template(settings, settings.path) : state.chat;
