@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "model/exec/explain.h"
 #include "support/safetensors.h"
 #include "tiny_model.h"
 
@@ -150,10 +151,18 @@ TEST(Forward, LoadingCanBeCancelled) {
 }
 
 TEST(Forward, ExplainNamesWhatComputes) {
-  const json explained = load("llama")->explain();
+  const auto model = load("llama");
+  const json explained = explain_model(model->description, model->options);
   ASSERT_EQ(explained.at("linear").size(), 5u);
-  EXPECT_EQ(explained["linear"][0]["name"], "qkv_proj");
-  for (const json& linear : explained["linear"]) {
+  // What is told from shapes is what was chosen for the weights.
+  const Linear* const chosen[] = {&model->layers[0].qkv, &model->layers[0].o, &model->layers[0].gate_up,
+                                  &model->layers[0].down, &model->lm_head};
+  for (size_t i = 0; i < 5; ++i) {
+    const json& linear = explained["linear"][i];
+    const LinearKind& kind = model->kind_at(*chosen[i]);
+    EXPECT_EQ(linear.at("shape"), json({kind.shape().in, kind.shape().out})) << linear;
+    EXPECT_EQ(linear.at("backend"), kind.backend()) << linear;
+    EXPECT_EQ(linear.at("implementation"), kind.implementation(1)) << linear;
     EXPECT_NE(linear.at("implementation").get<std::string>().substr(0, 3), "ref") << linear;
   }
 }

@@ -113,6 +113,15 @@ TEST_P(Reading, AFileThatVanishedIsAnIoError) {
 INSTANTIATE_TEST_SUITE_P(Ways, Reading, ::testing::Bool(),
                          [](const auto& one) { return std::string(one.param ? "mapped" : "read"); });
 
+TEST(Weights, MoreThanTheSystemCanGiveIsAnError) {
+  try {
+    const Buffer buffer(size_t{1} << 60);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::kOutOfMemory);
+  }
+}
+
 TEST(Weights, AFileThatShrinksUnderTheEmbeddingIsAnErrorNotASignal) {
   const CopiedModel model("llama");
   const Description description = describe_model(model.folder());
