@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// TOML text to a Node tree; the only file that knows toml++. toml++ bounds the nesting of values but not the length of
-// dotted keys, whose tables nest just as deep and are freed recursively: they are bounded before it sees the text.
-#define TOML_EXCEPTIONS 1
-#define TOML_ENABLE_FORMATTERS 0
-#define TOML_MAX_NESTED_VALUES 64
-#include <toml++/toml.h>
-
+// TOML text to a Node tree; the only file of this room that knows toml++, which bounds the nesting of values but not
+// the length of dotted keys, whose tables nest just as deep and are freed recursively: they are bounded before it sees
+// the text.
 #include <algorithm>
 #include <sstream>
 
 #include "config/document.h"
 #include "core/error.h"
+#include "core/toml.h"
 
 namespace kvplug::config {
 namespace {
@@ -28,7 +25,9 @@ std::size_t skip_string(std::string_view text, std::size_t i) {
     if (quote == '"' && text[i] == '\\') {
       ++i;
     } else if (multi ? text.substr(i, 3) == three : text[i] == quote || text[i] == '\n') {
-      return i + (multi ? 3 : 1);
+      i += multi ? 3 : 1;
+      for (int k = 0; multi && k < 2 && i < text.size() && text[i] == quote; ++k) ++i;  // """a"""" ends in a quote
+      return i;
     }
   }
   return text.size();
@@ -67,7 +66,7 @@ Node convert(const toml::node& from, Position at) {
     node.kind = Node::Kind::kTable;
     for (const auto& [key, member] : *table)
       node.members.emplace_back(std::string(key.str()), convert(member, position_of(key.source().begin)));
-    std::stable_sort(node.members.begin(), node.members.end(), [](const auto& a, const auto& b) {
+    std::sort(node.members.begin(), node.members.end(), [](const auto& a, const auto& b) {
       return std::pair(a.node.at.line, a.node.at.column) < std::pair(b.node.at.line, b.node.at.column);
     });
   } else if (const auto* array = from.as_array()) {

@@ -3,7 +3,6 @@
 
 #include <kvplug/cache.h>
 #include <kvplug/quantizer.h>
-#include <toml++/toml.h>
 
 #include <algorithm>
 #include <charconv>
@@ -14,6 +13,7 @@
 #include "core/did_you_mean.h"
 #include "core/error.h"
 #include "core/kinds.h"
+#include "core/toml.h"
 
 namespace kvplug {
 namespace {

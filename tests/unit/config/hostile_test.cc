@@ -52,6 +52,24 @@ TEST(Hostile, BadBytes) {
   EXPECT_NE(toml_error("run.name = 'open"), "no error");
 }
 
+// Files that break assertions of toml++.
+TEST(Hostile, BadKeys) {
+  for (const char* text : {"[`]", "[[`]]", "[ =", "[\x01]", "a.` = 1", "a = { ` = 1 }", "[#]", "[", "[[", "= 1", "."})
+    EXPECT_NE(toml_error(text).find("not valid TOML"), std::string::npos) << text;
+}
+
+// Letters beyond ASCII where toml++ asks whether they are blanks.
+TEST(Hostile, Letters) {
+  for (const char* letter : {"\u00e9", "\u0404", "\u3041", "\ufe10", "\U0001F389"}) {
+    const std::string text = letter;
+    for (const std::string& bad :
+         {"run.name = " + text, text + " = 1", "[" + text + "]", "run.seed = 1 " + text, "run.seed = 1" + text})
+      EXPECT_NE(toml_error(bad).find("not valid TOML"), std::string::npos) << bad;
+    Config config = from_toml("run.name = \"\"\"\\\n  " + text + " # \"\"\" # " + text + "\n");
+    EXPECT_EQ(config.resolve().run.name, text + " # ");
+  }
+}
+
 TEST(Hostile, BigNumbers) {
   EXPECT_NE(toml_error("run.seed = 99999999999999999999999999"), "no error");
   EXPECT_NE(toml_error("run.seed = -9223372036854775808").find("out of range"), std::string::npos);
