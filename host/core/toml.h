@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // toml++ as this tree uses it; slow to compile, so for .cc files only. Every user must see the same settings (one
 // definition rule), hence this header. Two things of toml++ 3.3 are mended here, both found by tests/fuzz:
-// - It asserts things that a bad file can break ("[`]"): with assertions it would end the process, and under clang
-// without
-//   them it would assume the impossible. Both are off; the code behind each assertion answers with a parse_error.
-// - Its tables of blanks and letters call characters such as U+0404 unreachable: undefined behaviour, on valid files
-// too.
-//   The answer meant is "no".
+// It asserts things that a bad file can break ("[`]"): with assertions the process would end, under clang without them
+// the impossible would be assumed. Both are off; the code behind each assertion answers with a parse_error. It calls
+// characters such as U+0404 unreachable where it asks for blanks, which is undefined behaviour on valid files too. The
+// answer meant is "no".
 #pragma once
 
 #pragma push_macro("NDEBUG")
