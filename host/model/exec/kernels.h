@@ -16,7 +16,7 @@ inline constexpr int64_t kMaxHeadDim = 512;
 struct Kernels {
   // y = weight * round(x / sqrt(mean(x^2) + eps)) for each row; x [rows, n], weight [n], y [rows, n].
   void (*rms_norm)(const void* x, const float* weight, float eps, void* y, int64_t rows, int64_t n);
-  // x += delta, then y = rms_norm(x).
+  // x += delta, then y = rms_norm(x); y may be x.
   void (*add_rms_norm)(void* x, const void* delta, const float* weight, float eps, void* y, int64_t rows, int64_t n);
   // Rotates heads in place: x [rows] of `row_stride` elements, heads of head_dim side by side from its start on, second
   // half against first. cos, sin [rows, head_dim / 2], already rounded to the type. weight [head_dim] or NULL: an RMS
