@@ -34,7 +34,7 @@ std::optional<int64_t> longest_prompt(const Effective& effective, const std::vec
     if (prompt.input_ids) {
       tokens = static_cast<int64_t>(prompt.input_ids->size());
     } else {
-      if (!tokenizer) tokenizer = text::Tokenizer::load(folder);
+      if (!tokenizer) tokenizer = reading_model([&] { return text::Tokenizer::load(folder); });
       const std::string text =
           prompt.messages ? generate::render_messages(prompt.messages->dump(), run.tokenizer,
                                                       load_chat_template(run.tokenizer, folder).get(), *tokenizer)

@@ -24,6 +24,7 @@ struct Live {
   Output* out = nullptr;
   ProgressLine* progress = nullptr;
   bool stream = false;             // text goes out as it comes
+  bool streamed = false;           // some has
   std::optional<Failure> failure;  // nothing may be thrown through the library
 };
 
@@ -38,6 +39,7 @@ int32_t on_event(void* user, const kvplug_event* event) {
   if (live.stream && event->type == KVPLUG_EVENT_TEXT && !live.failure) {
     try {
       live.out->write({event->text, event->text_len});
+      live.streamed = true;
     } catch (const Failure& failure) {
       live.failure = failure;
     }
@@ -77,11 +79,6 @@ std::string text_of(const nlohmann::json& results, const nlohmann::json& include
   return out;
 }
 
-bool streamed_all(const nlohmann::json& results, const nlohmann::json& include) {
-  return results.size() == 1 && include == nlohmann::json::array({"text"}) && !results[0].contains("error") &&
-         results[0]["sequences"][0]["text"] != "";
-}
-
 void print_summary(const nlohmann::json& document) {
   const auto& timings = document["timings"];
   std::fprintf(stderr, "load %.2f s, prefill %.1f tokens/s, decode %.1f tokens/s, seed %s\n",
@@ -115,7 +112,8 @@ int run_command(const Arguments& arguments) {
   Live live;
   live.out = &out;
   live.progress = &progress;
-  live.stream = format == "text" && setting("stream").get<bool>() && has_one_prompt(config.get());
+  live.stream = format == "text" && setting("stream").get<bool>() &&
+                setting("include") == nlohmann::json::array({"text"}) && has_one_prompt(config.get());
   kvplug_run_params params{};
   params.struct_size = sizeof params;
   params.progress = on_progress;
@@ -131,11 +129,9 @@ int run_command(const Arguments& arguments) {
     out.write(document.dump() + "\n");
   } else if (format == "jsonl") {
     for (const auto& result : results) out.write(result.dump() + "\n");
-  } else if (live.stream && streamed_all(results, setting("include"))) {
-    out.write("\n");
   } else {
-    if (live.stream) out.write("\n");
-    out.write(text_of(results, setting("include")));
+    if (live.streamed) out.write("\n");
+    if (!live.streamed || results[0].contains("error")) out.write(text_of(results, setting("include")));
   }
   out.finish();
   if (format != "json") print_notices(document["notices"], arguments.quiet);

@@ -92,6 +92,16 @@ TEST(Program, TextIsStreamedToStandardOutput) {
   EXPECT_EQ(text.out, json::parse(document.out)["results"][0]["sequences"][0]["text"].get<std::string>() + "\n");
 }
 
+TEST(Program, IdsComeBesideTheTextWhenAskedFor) {
+  const std::vector<std::string> line{"generate", "-m", model_folder("llama_chat"), "-p", "The quick", "-n", "5"};
+  std::vector<std::string> with_ids = line;
+  with_ids.insert(with_ids.end(), {"--set", "output.include=[\"text\", \"token_ids\"]"});
+  const Outcome text = kvplug_program(line), both = kvplug_program(with_ids);
+  ASSERT_EQ(both.exit_code, 0) << both.err;
+  ASSERT_EQ(both.out.rfind(text.out, 0), 0u) << "the text once, then the ids";
+  EXPECT_EQ(json::parse(both.out.substr(text.out.size())).size(), 5u);
+}
+
 TEST(Program, JsonLinesIsOneResultALine) {
   const TempFolder folder;
   write_text(folder / "prompts.jsonl",
