@@ -40,8 +40,8 @@ class Chat {
 void check_encode(Chat& chat, const json& c) {
   const Ids ids = c["ids"];
   EXPECT_EQ(chat.encode(c["text"], true), ids);
-  EXPECT_EQ(chat.decode(ids, false), c["decoded"]);
-  EXPECT_EQ(chat.decode(ids, true), c["decoded_skip_special"]);
+  EXPECT_EQ(chat.decode(ids, false), c["decoded"].get<std::string>());
+  EXPECT_EQ(chat.decode(ids, true), c["decoded_skip_special"].get<std::string>());
 }
 
 void check_template(Chat& chat, const json& c) {
@@ -55,7 +55,7 @@ void check_template(Chat& chat, const json& c) {
                                   .dump();
   const std::string text =
       client::text_from(kvplug_model_chat, chat.model(), messages.data(), messages.size(), options.c_str());
-  EXPECT_EQ(text, c["text"]);
+  EXPECT_EQ(text, c["text"].get<std::string>());
   EXPECT_EQ(chat.encode(text, false), c["ids"].get<Ids>());
 }
 
@@ -80,7 +80,7 @@ void check_first_turn(Chat& chat, const json& c) {
   append_rows(session.get(), {prompt});
   const Play got = play(session.get(), 1);
   EXPECT_EQ(choices(got.rows[0]), answer);
-  EXPECT_EQ(chat.decode(answer, true), turn["completion"]);
+  EXPECT_EQ(chat.decode(answer, true), turn["completion"].get<std::string>());
 }
 
 }  // namespace

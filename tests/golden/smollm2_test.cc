@@ -31,7 +31,8 @@ TEST(SmolLm2, DynamicGivesTheRecordedTokens) {
     const auto session = make_session(host.get(), model.get(), document);
     append_rows(session.get(), {prompt});
     EXPECT_EQ(choices(play(session.get(), 1).rows[0]), want);
-    EXPECT_EQ(client::text_from(kvplug_model_decode, model.get(), want.data(), want.size(), 0u), c["decoded"]);
+    EXPECT_EQ(client::text_from(kvplug_model_decode, model.get(), want.data(), want.size(), 0u),
+              c["decoded"].get<std::string>());
 
     // The prompt's text gives these ids, and its messages give that text.
     const std::string text = c["text"];
