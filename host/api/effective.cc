@@ -4,6 +4,13 @@
 namespace kvplug::api {
 namespace {
 
+int32_t log_level(const std::string& word) {
+  return word == "error"   ? KVP_LOG_ERROR
+         : word == "info"  ? KVP_LOG_INFO
+         : word == "debug" ? KVP_LOG_DEBUG
+                           : KVP_LOG_WARNING;
+}
+
 void apply_plugins(Registry& registry, const config::PluginsSection& plugins) {
   registry.set_min_conformance(plugins.min_conformance);
   for (const std::string& folder : plugins.search_path) registry.add_search_path(folder);
@@ -30,6 +37,7 @@ config::KindTable kind_table(const Registry& registry) {
 
 Effective make_effective(HostState& host, const config::Config& config, ModelNeed need) {
   Effective out{config, config.resolve(nullptr), std::nullopt};
+  if (config.get("run.log_level")["origin"] != "default") host.services.set_log_level(log_level(out.run.run.log_level));
   apply_plugins(host.registry, out.run.plugins);
   if (need != ModelNeed::kNone) {
     if (out.run.model.path.empty()) {

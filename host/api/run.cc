@@ -48,7 +48,7 @@ std::optional<int64_t> longest_prompt(const Effective& effective, const std::vec
 }
 
 report::RunPlan make_plan(HostState& host, const Effective& effective) {
-  const auto prompts = config::read_prompts(effective.run);
+  const auto prompts = config::read_prompts(effective.run, effective.config.where("input.jsonl"));
   const int64_t batch = std::clamp<int64_t>(static_cast<int64_t>(prompts.size()), 1, effective.run.input.batch_size);
   return report::plan_run(host.registry, effective.run, *effective.model, batch, longest_prompt(effective, prompts));
 }
@@ -119,7 +119,7 @@ kvplug_status kvplug_run(kvplug_host* host, const kvplug_config* config, const k
       give(json, report::plan_json(make_plan(*state, effective), run, description));
       return;
     }
-    const auto prompts = config::read_prompts(run);
+    const auto prompts = config::read_prompts(run, effective.config.where("input.jsonl"));
     if (prompts.empty())
       throw Error(Code::kConfig, "the run has no prompt", "add [[prompts]], or input.jsonl", "prompts");
     if (run.output.logits_path) report::check_writable(*run.output.logits_path, run.output.overwrite);

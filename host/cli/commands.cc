@@ -91,6 +91,7 @@ Config make_config(kvplug_host* host, const Arguments& arguments, const std::str
   }
   for (const auto& [key, value] : arguments.settings) call(kvplug_config_set, raw, key.c_str(), value.c_str());
   if (arguments.json && arguments.command != Command::kCheck) call(kvplug_config_set, raw, "output.format", "json");
+  set_color(config_value(raw, "output.color").get<std::string>());
   return config;
 }
 
@@ -101,7 +102,8 @@ nlohmann::json config_value(const kvplug_config* config, const char* key) {
 
 void print_notices(const nlohmann::json& notices, bool quiet) {
   if (quiet) return;
-  for (const auto& notice : notices) std::fprintf(stderr, "notice: %s\n", notice["text"].get<std::string>().c_str());
+  for (const auto& notice : notices)
+    std::fprintf(stderr, "%s %s\n", in_color("33", "notice:").c_str(), notice["text"].get<std::string>().c_str());
 }
 
 int plan_command(const Arguments& arguments) {

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <regex>
 
@@ -31,7 +32,7 @@ int exit_code(kvplug_status status) {
 
 void print_failure(const Failure& failure, bool json) {
   if (!json) {
-    std::fprintf(stderr, "error: %s\n", failure.text().c_str());
+    std::fprintf(stderr, "%s %s\n", in_color("31", "error:").c_str(), failure.text().c_str());
     return;
   }
   const size_t line_end = failure.text().find('\n');
@@ -54,6 +55,17 @@ void print_failure(const Failure& failure, bool json) {
 }
 
 bool stderr_is_terminal() { return isatty(STDERR_FILENO) == 1; }
+
+namespace {
+std::string color_mode = "auto";
+}
+
+void set_color(const std::string& mode) { color_mode = mode; }
+
+std::string in_color(const char* sgr, std::string_view text) {
+  const bool on = color_mode == "always" || (color_mode == "auto" && stderr_is_terminal() && !std::getenv("NO_COLOR"));
+  return on ? "\x1b[" + std::string(sgr) + "m" + std::string(text) + "\x1b[0m" : std::string(text);
+}
 
 Output::Output(const std::string& path, bool overwrite) : path_(path) {
   if (path_ == "-") {

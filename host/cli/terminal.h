@@ -17,6 +17,9 @@ int exit_code(kvplug_status status);
 void print_failure(const Failure& failure, bool json);
 
 bool stderr_is_terminal();
+// output.color: auto (colours when standard error is a terminal and NO_COLOR is not set) | always | never
+void set_color(const std::string& mode);
+std::string in_color(const char* sgr, std::string_view text);  // "31" red, "33" yellow
 
 // The place of results. Throws Failure when it cannot be opened or written; a file appears only when it is complete.
 class Output {

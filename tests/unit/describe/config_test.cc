@@ -133,8 +133,8 @@ TEST(ModelConfig, WindowsThatBiteAreRefused) {
 }
 
 TEST(ModelConfig, HostileJson) {
-  for (const std::string text : {std::string(100000, '['), std::string("{"), std::string(), std::string("[]"),
-                                 std::string("\xff\xfe"), std::string(R"({"vocab_size": 1, "vocab_size": 2})")}) {
+  for (const std::string& text : {std::string(100000, '['), std::string("{"), std::string(), std::string("[]"),
+                                  std::string("\xff\xfe"), std::string(R"({"vocab_size": 1, "vocab_size": 2})")}) {
     ModelFolder folder;
     folder.write_raw("config.json", text);
     const Error e = folder.error();
