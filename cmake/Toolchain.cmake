@@ -18,13 +18,14 @@ endif()
 set(CMAKE_C_FLAGS_RELWITHDEBINFO "-O2 -g1 -DNDEBUG")
 set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g1 -DNDEBUG")
 
-# The clock macros and precompiled headers would otherwise make ccache give up.
+# Paths count from the source tree, so that a second checkout finds what the first has compiled.
 find_program(KVPLUG_CCACHE ccache)
 if(KVPLUG_CCACHE)
   foreach(lang C CXX)
     if(NOT CMAKE_${lang}_COMPILER_LAUNCHER)
       set(CMAKE_${lang}_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env
-        "CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime" "${KVPLUG_CCACHE}")
+        "CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}" CCACHE_NOHASHDIR=true
+        CCACHE_SLOPPINESS=time_macros,include_file_mtime,include_file_ctime "${KVPLUG_CCACHE}")
     endif()
   endforeach()
 endif()

@@ -172,8 +172,9 @@ class Resolver {
       for (const auto& [name, schema] : kinds_->schemas) registered.push_back(name);
       searched = kinds_->searched;
     } else {
+      // Only what a retired word means can be told; whether the kind exists is judged where the plugins are known.
       for (const std::string_view name : builtin_cache_kinds()) registered.emplace_back(name);
-      if (valid_kind_name(word, builtin_cache_kinds())) registered.push_back(word);
+      registered.push_back(word);
     }
     try {
       const KindChoice choice = choose_kind(word, registered, searched);
