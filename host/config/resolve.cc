@@ -266,11 +266,12 @@ class Resolver {
       };
       Prompt prompt;
       prompt.where = layer.at(element).where;
-      prompt.id = entry("id") != nullptr ? entry("id")->value.get<std::string>() : std::to_string(i);
-      if (prompt.id.empty()) throw Error(Code::kConfig, "an empty id", {}, entry("id")->where);
+      const Entry* const id = entry("id");
+      prompt.id = id != nullptr ? id->value.get<std::string>() : std::to_string(i);
+      if (id != nullptr && prompt.id.empty()) throw Error(Code::kConfig, "an empty id", {}, id->where);
       if (!ids.insert(prompt.id).second)
         throw Error(Code::kConfig, "two prompts have the id \"" + prompt.id + "\"", {},
-                    entry("id") != nullptr ? entry("id")->where : prompt.where);
+                    id != nullptr ? id->where : prompt.where);
       int given = 0;
       for (const char* name : {"text", "file", "messages", "input_ids"}) given += entry(name) != nullptr ? 1 : 0;
       if (given != 1)
