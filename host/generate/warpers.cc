@@ -48,6 +48,11 @@ void drop_below(float limit, const std::vector<float>& probabilities, Scores sco
   }
 }
 
+// Ascending; equal keys by id.
+void sort_by(std::vector<size_t>& order, std::span<const float> key) {
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return key[a] != key[b] ? key[a] < key[b] : a < b; });
+}
+
 }  // namespace
 
 void temperature(float value, Scores scores) {
@@ -68,7 +73,7 @@ void top_p(double p, Scores scores) {
   // Ascending order; a token goes when everything up to and including it holds at most 1 - p of the probability.
   std::vector<size_t> order(scores.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return scores[a] < scores[b]; });
+  sort_by(order, scores);
   const std::vector<float> probabilities = softmax(scores);
   const auto limit = static_cast<float>(1.0 - p);
   float sum = 0.0f;
@@ -91,7 +96,7 @@ void typical_p(double mass, Scores scores) {
   for (size_t i = 0; i < distance.size(); ++i) distance[i] = std::fabs(-logs[i] - entropy);
   std::vector<size_t> order(scores.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return distance[a] < distance[b]; });
+  sort_by(order, distance);
   const std::vector<float> probabilities = softmax(scores);
   float sum = 0.0f;
   size_t last = 0;  // tokens whose cumulative probability stays below the mass
