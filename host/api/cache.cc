@@ -60,6 +60,23 @@ nlohmann::json placements_json(const std::vector<LayerPlacement>& placements) {
   return out;
 }
 
+// What no plugin should have to meet: a tensor that claims elements and has no data, or sizes that cannot be.
+void check_tensor(const kvp_tensor* tensor, const char* name) {
+  if (!tensor) return;
+  if (tensor->ndim != 4) {
+    throw Error(Code::kInvalidArgument,
+                std::string(name) + " has " + std::to_string(tensor->ndim) + " dimensions, expected 4");
+  }
+  int64_t elements = 1;
+  for (int i = 0; i < 4; ++i) {
+    if (tensor->shape[i] < 0 || __builtin_mul_overflow(elements, tensor->shape[i], &elements)) {
+      throw Error(Code::kInvalidArgument, std::string(name) + ": size " + std::to_string(tensor->shape[i]) +
+                                              " of dimension " + std::to_string(i) + " cannot be");
+    }
+  }
+  if (!tensor->data && elements != 0) throw Error(Code::kInvalidArgument, std::string(name) + ".data is NULL");
+}
+
 // Runs f(stack) on a cache that is nobody else's now.
 template <class F>
 kvplug_status on_stack(kvplug_cache* cache, kvp_error* err, F&& f) {
@@ -145,14 +162,21 @@ kvplug_status kvplug_cache_lengths(kvplug_cache* cache, int32_t layer, int64_t q
 
 kvplug_status kvplug_cache_update(kvplug_cache* cache, const kvp_call* call, const kvp_update_args* args,
                                   kvp_tensor* view_k, kvp_tensor* view_v, kvp_error* err) {
-  return on_stack(cache, err,
-                  [&](CacheStack& stack) { stack.update(need(call, "call"), need(args, "args"), view_k, view_v); });
+  return on_stack(cache, err, [&](CacheStack& stack) {
+    check_tensor(need(args, "args").k, "k");
+    check_tensor(args->v, "v");
+    stack.update(need(call, "call"), *args, view_k, view_v);
+  });
 }
 
 kvplug_status kvplug_cache_attend(kvplug_cache* cache, const kvp_call* call, const kvp_attend_args* args,
                                   kvp_tensor* out, kvp_tensor* lse, kvp_error* err) {
   return on_stack(cache, err, [&](CacheStack& stack) {
-    stack.attend(need(call, "call"), need(args, "args"), need(out, "out"), lse);
+    check_tensor(need(args, "args").q, "q");
+    check_tensor(args->k, "k");
+    check_tensor(args->v, "v");
+    check_tensor(&need(out, "out"), "out");
+    stack.attend(need(call, "call"), *args, *out, lse);
   });
 }
 

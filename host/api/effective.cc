@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/effective.h"
 
+#include <algorithm>
+
 namespace kvplug::api {
 namespace {
 
@@ -16,7 +18,11 @@ void apply_plugins(Registry& registry, const config::PluginsSection& plugins) {
   for (const std::string& folder : plugins.search_path) registry.add_search_path(folder);
   for (const config::PluginLoad& load : plugins.load) {
     try {
-      registry.load(load.path, load.sha256);
+      const Manifest& manifest = registry.load(load.path, load.sha256);
+      const auto provides = [&](const Provided& p) { return p.name == load.name; };
+      if (!load.name.empty() && std::none_of(manifest.provides.begin(), manifest.provides.end(), provides)) {
+        throw Error(Code::kPlugin, manifest.library_path.string() + " does not provide \"" + load.name + "\"");
+      }
     } catch (const Error& e) {
       throw Error(e.code(), e.what(), "", load.where);
     }

@@ -79,8 +79,11 @@ kvplug_status kvplug_generation_start(kvplug_session* session, const kvplug_conf
     need(out, "out");
     const auto state = need(session, "session").state;
     const Turn turn(state->busy);
+    if (state->generating.exchange(true)) {
+      throw Error(Code::kBusy, "a generation of this session is open", "release it first");
+    }
     auto generation = std::make_unique<kvplug_generation>();
-    generation->session = state;
+    generation->session = state;  // from here on the generation's end frees the session
     generation->generation = std::make_unique<generate::Generation>(
         *state->session, std::vector{settings_of(*state, overrides)}, std::vector<std::optional<uint64_t>>{});
     *out = generation.release();

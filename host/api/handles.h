@@ -57,6 +57,7 @@ struct SessionState {
   config::Config config;              // the session's own, checkpoint included
   std::unique_ptr<generate::Session> session;
   std::atomic<bool> busy{false};
+  std::atomic<bool> generating{false};  // a generation is open: nothing else may change the session
   ~SessionState() {
     session.reset();
     if (cache) cache->lent = false;
@@ -155,6 +156,10 @@ struct kvplug_session {
   std::shared_ptr<kvplug::api::SessionState> state;
 };
 struct kvplug_generation {
+  ~kvplug_generation() {
+    generation.reset();
+    if (session) session->generating = false;
+  }
   std::shared_ptr<kvplug::api::SessionState> session;
   std::unique_ptr<kvplug::generate::Generation> generation;
   kvplug::generate::Event event;  // the current one; its text is lent to the caller

@@ -22,35 +22,51 @@ using namespace kvplug::api;
 
 namespace {
 
-// Tokens of the longest prompt, as far as that can be told without weights.
-std::optional<int64_t> longest_prompt(const Effective& effective, const std::vector<config::Prompt>& prompts) {
+// Tokens of every prompt, told without weights.
+std::vector<int64_t> prompt_tokens(const Effective& effective, const std::vector<config::Prompt>& prompts) {
   const config::Run& run = effective.run;
   const std::filesystem::path folder =
       run.tokenizer.path.empty() ? effective.model->folder : std::filesystem::path(run.tokenizer.path);
   std::shared_ptr<const text::Tokenizer> tokenizer;
-  std::optional<int64_t> longest;
+  std::shared_ptr<const text::ChatTemplate> chat;
+  std::vector<int64_t> out;
   for (const config::Prompt& prompt : prompts) {
-    int64_t tokens = 0;
     if (prompt.input_ids) {
-      tokens = static_cast<int64_t>(prompt.input_ids->size());
-    } else {
-      if (!tokenizer) tokenizer = reading_model([&] { return text::Tokenizer::load(folder); });
-      const std::string text =
-          prompt.messages ? generate::render_messages(prompt.messages->dump(), run.tokenizer,
-                                                      load_chat_template(run.tokenizer, folder).get(), *tokenizer)
-                          : *prompt.text;
-      tokens =
-          static_cast<int64_t>(tokenizer->encode(text, !prompt.messages && run.tokenizer.add_special_tokens).size());
+      out.push_back(static_cast<int64_t>(prompt.input_ids->size()));
+      continue;
     }
-    longest = std::max(longest.value_or(0), tokens);
+    if (!tokenizer) tokenizer = reading_model([&] { return text::Tokenizer::load(folder); });
+    if (prompt.messages && !chat) chat = load_chat_template(run.tokenizer, folder);
+    const std::string text =
+        prompt.messages ? generate::render_messages(prompt.messages->dump(), run.tokenizer, chat.get(), *tokenizer)
+                        : *prompt.text;
+    out.push_back(
+        static_cast<int64_t>(tokenizer->encode(text, !prompt.messages && run.tokenizer.add_special_tokens).size()));
   }
-  return longest;
+  return out;
+}
+
+// The batch that takes the most: fresh rows end in one column, so shorter prompts are padded to the longest.
+report::RunPlan make_plan(HostState& host, const Effective& effective, const std::vector<config::Prompt>& prompts) {
+  const int64_t positions = effective.model->max_position_embeddings;
+  const std::vector<int64_t> tokens = prompt_tokens(effective, prompts);
+  const auto batch = static_cast<size_t>(effective.run.input.batch_size);
+  int64_t slots = prompts.empty() ? generate::final_length(effective.run.generation, 1, positions) - 1 : 0;
+  for (size_t first = 0; first < tokens.size(); first += batch) {
+    const size_t end = std::min(first + batch, tokens.size());
+    const int64_t longest = *std::max_element(tokens.begin() + static_cast<std::ptrdiff_t>(first),
+                                              tokens.begin() + static_cast<std::ptrdiff_t>(end));
+    for (size_t i = first; i < end; ++i) {
+      slots = std::max(slots,
+                       longest - tokens[i] + generate::final_length(prompts[i].generation, tokens[i], positions) - 1);
+    }
+  }
+  return report::plan_run(host.registry, effective.run, *effective.model,
+                          static_cast<int64_t>(std::clamp<size_t>(tokens.size(), 1, batch)), slots);
 }
 
 report::RunPlan make_plan(HostState& host, const Effective& effective) {
-  const auto prompts = config::read_prompts(effective.run, effective.config.where("input.jsonl"));
-  const int64_t batch = std::clamp<int64_t>(static_cast<int64_t>(prompts.size()), 1, effective.run.input.batch_size);
-  return report::plan_run(host.registry, effective.run, *effective.model, batch, longest_prompt(effective, prompts));
+  return make_plan(host, effective, config::read_prompts(effective.run, effective.config.where("input.jsonl")));
 }
 
 }  // namespace
@@ -122,9 +138,12 @@ kvplug_status kvplug_run(kvplug_host* host, const kvplug_config* config, const k
     const auto prompts = config::read_prompts(run, effective.config.where("input.jsonl"));
     if (prompts.empty())
       throw Error(Code::kConfig, "the run has no prompt", "add [[prompts]], or input.jsonl", "prompts");
+    if (run.output.logits_path && *run.output.logits_path == run.output.path) {
+      throw Error(Code::kConfig, "is the place of the result as well", "choose another path", "output.logits_path");
+    }
     if (run.output.logits_path) report::check_writable(*run.output.logits_path, run.output.overwrite);
     if (run.memory.plan != "off") {
-      const report::RunPlan plan = make_plan(*state, effective);
+      const report::RunPlan plan = make_plan(*state, effective, prompts);
       if (!plan.fits) {
         throw Error(Code::kPlanExceeded,
                     "this run needs " + std::to_string(plan.peak_host_bytes) + " bytes (weights " +

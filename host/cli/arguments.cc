@@ -2,9 +2,11 @@
 #include "cli/arguments.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "cli/handles.h"
 
@@ -186,6 +188,8 @@ bool parse_arguments(int argc, char** argv, Arguments& out) {
       ->required()
       ->expected(1);
   try {
+    // Even a command line that is refused is refused in the form asked for.
+    out.json = std::any_of(argv + 1, argv + argc, [](const char* word) { return std::string_view(word) == "--json"; });
     std::vector<std::string> words = normalised(argc, argv);
     std::reverse(words.begin(), words.end());  // CLI11 takes them from the back
     app.parse(words);

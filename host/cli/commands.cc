@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 
@@ -22,6 +23,9 @@ void log_line(void*, int32_t level, const char* area, const char* text, size_t l
 std::string read_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) throw Failure(KVPLUG_E_NOT_FOUND, path + ": " + std::strerror(errno));
+  if (std::error_code ec; std::filesystem::is_directory(path, ec)) {
+    throw Failure(KVPLUG_E_NOT_FOUND, path + ": is a folder; expected a file");
+  }
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <regex>
@@ -73,19 +74,32 @@ Output::Output(const std::string& path, bool overwrite) : path_(path) {
     return;
   }
   struct stat info{};
-  if (!overwrite && stat(path_.c_str(), &info) == 0) {
-    throw Failure(KVPLUG_E_CONFIG,
-                  "output.path: " + path_ + " exists\n  choose another path, or set output.overwrite = true");
+  const bool exists = stat(path_.c_str(), &info) == 0;  // of what a link leads to
+  if (exists && !S_ISREG(info.st_mode)) {               // a device or a pipe: written as it is, never replaced
+    file_ = std::fopen(path_.c_str(), "wb");
+  } else {
+    if (exists && !overwrite) {
+      throw Failure(KVPLUG_E_CONFIG,
+                    "output.path: " + path_ + " exists\n  choose another path, or set output.overwrite = true");
+    }
+    char real[PATH_MAX];
+    if (exists && realpath(path_.c_str(), real)) path_ = real;
+    partial_ = path_ + ".XXXXXX";
+    if (const int fd = mkstemp(partial_.data()); fd >= 0) {
+      fchmod(fd, exists ? info.st_mode & 07777 : 0644);
+      file_ = fdopen(fd, "wb");
+    }
   }
-  partial_ = path_ + ".partial";
-  file_ = std::fopen(partial_.c_str(), "wb");
-  if (!file_) throw Failure(KVP_IO, path_ + ": cannot be written: " + std::strerror(errno));
+  if (!file_) {
+    const std::string why = std::strerror(errno);
+    throw Failure(KVP_IO, "output.path: " + path + ": cannot be written: " + why);
+  }
 }
 
 Output::~Output() {
   if (file_ && file_ != stdout) {
     std::fclose(file_);
-    std::remove(partial_.c_str());
+    if (!partial_.empty()) std::remove(partial_.c_str());
   }
 }
 
@@ -99,9 +113,9 @@ void Output::write(std::string_view text) {
 void Output::finish() {
   if (file_ == stdout) return;
   std::FILE* file = std::exchange(file_, nullptr);
-  if (std::fclose(file) != 0 || std::rename(partial_.c_str(), path_.c_str()) != 0) {
+  if (std::fclose(file) != 0 || (!partial_.empty() && std::rename(partial_.c_str(), path_.c_str()) != 0)) {
     const std::string why = std::strerror(errno);
-    std::remove(partial_.c_str());
+    if (!partial_.empty()) std::remove(partial_.c_str());
     throw Failure(KVP_IO, path_ + ": could not be written: " + why);
   }
 }

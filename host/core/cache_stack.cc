@@ -76,6 +76,7 @@ class Stack final : public CacheStack {
     check_required(layout_, choice.require);
   }
 
+  std::span<const kvp_layer> layers() const override { return layout_.layers; }
   int32_t layer_count() const override { return static_cast<int32_t>(layout_.layers.size()); }
   int64_t batch() const override { return batch_; }
   const StackParams& params() const override { return params_; }

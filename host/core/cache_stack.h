@@ -64,8 +64,9 @@ class CacheStack {
   virtual ~CacheStack() = default;
 
   virtual int32_t layer_count() const = 0;
-  virtual int64_t batch() const = 0;  // rows held now, 0 before the first update
-  virtual int64_t seen() const = 0;   // tokens of the longest row, padding included
+  virtual std::span<const kvp_layer> layers() const = 0;  // as given, borrowed
+  virtual int64_t batch() const = 0;                      // rows held now, 0 before the first update
+  virtual int64_t seen() const = 0;                       // tokens of the longest row, padding included
   virtual const StackParams& params() const = 0;
   virtual const std::vector<LayerPlacement>& placements() const = 0;
 

@@ -45,6 +45,13 @@ const char* finish_word(Finish finish) {
   return kWords[static_cast<size_t>(finish)];
 }
 
+int64_t final_length(const config::Generation& s, int64_t prompt, int64_t positions) {
+  const int64_t length = s.max_new_tokens     ? prompt + *s.max_new_tokens
+                         : s.max_length_given ? std::max(s.max_length, prompt + 1)
+                                              : prompt + s.max_length;
+  return std::min(length, positions + 1);
+}
+
 struct Generation::State {
   Session::State& session;
   std::vector<Row> rows;
@@ -136,7 +143,6 @@ void Generation::State::set_up(std::vector<config::Generation> settings,
   }
 }
 
-// Hugging Face's rule: max_new_tokens wins over max_length; neither given means prompt + 20.
 void Generation::State::set_lengths(Row& row, size_t index) {
   const config::Generation& s = row.settings;
   const int64_t positions = session.context.executor->description().max_position_embeddings;
@@ -148,26 +154,18 @@ void Generation::State::set_lengths(Row& row, size_t index) {
                     " positions",
                 "shorten the prompt", where);
   }
-  if (s.max_new_tokens) {
-    row.max_length = row.prompt + *s.max_new_tokens;
-  } else if (s.max_length_given) {
-    row.max_length = s.max_length;
-    if (row.prompt >= row.max_length) {
-      throw Error(Code::kInvalidArgument,
-                  "the prompt has " + std::to_string(row.prompt) + " tokens and generation.max_length is " +
-                      std::to_string(row.max_length) + ", which leaves none to generate",
-                  "use generation.max_new_tokens", where);
-    }
-  } else {
-    row.max_length = row.prompt + s.max_length;
+  if (!s.max_new_tokens && s.max_length_given && row.prompt >= s.max_length) {
+    throw Error(Code::kInvalidArgument,
+                "the prompt has " + std::to_string(row.prompt) + " tokens and generation.max_length is " +
+                    std::to_string(s.max_length) + ", which leaves none to generate",
+                "use generation.max_new_tokens", where);
   }
-  // The last id is never fed, so it needs no position.
-  if (row.max_length > positions + 1) {
+  row.max_length = final_length(s, row.prompt, positions);
+  if (const int64_t wanted = final_length(s, row.prompt, INT32_MAX); wanted > row.max_length) {
     emit(EventType::kNotice, index,
          "the model has " + std::to_string(positions) + " positions: at most " +
-             std::to_string(positions + 1 - row.prompt) + " new tokens instead of " +
-             std::to_string(row.max_length - row.prompt));
-    row.max_length = positions + 1;
+             std::to_string(row.max_length - row.prompt) + " new tokens instead of " +
+             std::to_string(wanted - row.prompt));
   }
 }
 

@@ -48,6 +48,10 @@ struct RowResult {
   uint64_t prompt_tokens = 0, reused_tokens = 0;
 };
 
+// Ids that a row may reach in all: Hugging Face's rule (max_new_tokens wins over max_length; neither given means prompt
+// + 20), cut at the model's positions. The last id is never fed, so it needs no position.
+int64_t final_length(const config::Generation& settings, int64_t prompt_tokens, int64_t positions);
+
 struct Timings {
   double prefill_s = 0, decode_s = 0, first_token_s = 0;
   uint64_t prefill_tokens = 0, decode_tokens = 0;

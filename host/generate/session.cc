@@ -98,10 +98,11 @@ void Session::State::prepare(int64_t slots, int64_t query) {
     }
     if (!stack) {
       stack = CacheStack::create(*context.registry, layers, cache_choice(run), params(batch, slots));
-      if (limit) {
-        const uint64_t weights = context.executor->weight_bytes();
-        context.services->memory().set_limit(KVP_TIER_HOST, *limit > weights ? *limit - weights : 0);
-      }
+      // The newest session's word counts for the host: without a limit an earlier one ends.
+      const uint64_t weights = context.executor->weight_bytes();
+      context.services->memory().set_limit(KVP_TIER_HOST, !limit             ? UINT64_MAX
+                                                          : *limit > weights ? *limit - weights
+                                                                             : 0);
     }
     if (stack->batch() != 0 && stack->batch() < batch) {
       std::vector<int64_t> source(static_cast<size_t>(batch), -1);

@@ -2,6 +2,7 @@
 #include "generate/task.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "generate/sampler.h"
 
@@ -40,23 +41,23 @@ void add_counters(nlohmann::json& sum, const nlohmann::json& more) {
   }
 }
 
-// Prompts first..first+n-1 as one session. Fills their results; throws what ended the batch.
+// Prompts `members` as one session. Fills their results; throws what ended the batch.
 void run_batch(const SessionContext& context, const text::ChatTemplate* chat, const config::Run& run,
-               const std::vector<config::Prompt>& prompts, size_t first, size_t n, const TaskHooks& hooks,
+               const std::vector<config::Prompt>& prompts, const std::vector<size_t>& members, const TaskHooks& hooks,
                TaskResult& out) {
   Session session(context, run);
   std::vector<config::Generation> settings;
   std::vector<std::optional<uint64_t>> seeds;
-  for (size_t i = 0; i < n; ++i) {
-    const config::Prompt& prompt = prompts[first + i];
+  for (const size_t number : members) {
+    const config::Prompt& prompt = prompts[number];
     try {
-      session.append_ids(static_cast<uint32_t>(i), prompt_ids(prompt, run, chat, context, out.notices));
+      session.append_ids(static_cast<uint32_t>(settings.size()), prompt_ids(prompt, run, chat, context, out.notices));
     } catch (const Error& e) {
       throw Error(e.code(), e.message(), e.hint(), e.where().empty() ? prompt.where : e.where());
     }
     settings.push_back(prompt.generation);
     // By the prompt's number, so that the size of a batch does not change what a row draws.
-    seeds.push_back(prompt.seed ? *prompt.seed : row_seed(run.run.seed.value_or(0), first + i));
+    seeds.push_back(prompt.seed ? *prompt.seed : row_seed(run.run.seed.value_or(0), number));
   }
   Generation generation(session, std::move(settings), std::move(seeds));
   Event event;
@@ -64,20 +65,20 @@ void run_batch(const SessionContext& context, const text::ChatTemplate* chat, co
     const uint32_t row = event.row;
     if (event.type == EventType::kToken && hooks.keep_logits) {
       const auto logits = generation.logits(row);
-      auto& kept = out.prompts[first + row].logits;
+      auto& kept = out.prompts[members[row]].logits;
       kept.insert(kept.end(), logits.begin(), logits.end());
     }
     if (event.type == EventType::kNotice)
-      out.notices.push_back("prompt \"" + prompts[first + row].id + "\": " + event.text);
-    event.row = static_cast<uint32_t>(first) + row;
+      out.notices.push_back("prompt \"" + prompts[members[row]].id + "\": " + event.text);
+    event.row = static_cast<uint32_t>(members[row]);
     if (hooks.event && !hooks.event(event)) {
       generation.cancel();
       out.cancelled = true;
     }
   }
-  for (size_t i = 0; i < n; ++i) {
-    out.prompts[first + i].row = generation.results()[i];
-    out.prompts[first + i].timings = generation.timings();
+  for (size_t i = 0; i < members.size(); ++i) {
+    out.prompts[members[i]].row = generation.results()[i];
+    out.prompts[members[i]].timings = generation.timings();
   }
   nlohmann::json stats = session.stats();
   nlohmann::json counters = out.stats.is_object() ? out.stats["counters"] : nlohmann::json::object();
@@ -113,14 +114,24 @@ TaskResult run_prompts(const SessionContext& context, const text::ChatTemplate* 
   for (size_t i = 0; i < prompts.size(); ++i) out.prompts[i].id = prompts[i].id;
   const auto batch = static_cast<size_t>(run.input.batch_size);
   for (size_t first = 0; first < prompts.size() && !out.cancelled; first += batch) {
-    const size_t n = std::min(batch, prompts.size() - first);
+    std::vector<size_t> members(std::min(batch, prompts.size() - first));
+    std::iota(members.begin(), members.end(), first);
     try {
-      run_batch(context, chat, run, prompts, first, n, hooks, out);
+      run_batch(context, chat, run, prompts, members, hooks, out);
     } catch (const Error& e) {
       if (run.run.stop_on_prompt_error) throw;
-      for (size_t i = first; i < first + n; ++i) {
-        out.prompts[i].error = e;
-        out.prompts[i].row.finish = Finish::kError;
+      // Which prompt it was shows when each runs alone: the others lose nothing.
+      for (const size_t number : members) {
+        try {
+          if (members.size() == 1) throw;
+          run_batch(context, chat, run, prompts, {number}, hooks, out);
+        } catch (const Error& own) {
+          PromptResult failed;
+          failed.id = prompts[number].id;
+          failed.error = own;
+          failed.row.finish = Finish::kError;
+          out.prompts[number] = std::move(failed);
+        }
       }
     }
   }

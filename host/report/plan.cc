@@ -23,19 +23,14 @@ std::string dtype_word(kvp_dtype dtype) {
 }
 
 RunPlan plan_run(Registry& registry, const config::Run& run, const model::Description& model, int64_t batch,
-                 std::optional<int64_t> prompt_tokens) {
+                 int64_t tokens) {
   RunPlan out;
   out.dtype = compute_dtype(run, model);
   out.weight_bytes = model::weight_bytes(model, out.dtype);
   out.batch = batch;
-  const config::Generation& g = run.generation;
-  const int64_t prompt = std::max<int64_t>(prompt_tokens.value_or(1), 1);
-  const int64_t length = g.max_new_tokens     ? prompt + *g.max_new_tokens
-                         : g.max_length_given ? std::max(g.max_length, prompt + 1)
-                                              : prompt + g.max_length;
-  out.tokens = std::min(length, model.max_position_embeddings + 1) - 1;  // the last token is never fed
+  out.tokens = tokens;
   out.peak_host_bytes = out.weight_bytes;
-  if (g.use_cache) {
+  if (run.generation.use_cache) {
     StackParams params;
     params.batch = batch;
     params.tokens = out.tokens;
@@ -45,7 +40,8 @@ RunPlan plan_run(Registry& registry, const config::Run& run, const model::Descri
     out.peak_host_bytes += out.cache.total.peak[KVP_TIER_HOST];
   }
   const uint64_t limit = run.memory.max_host_bytes.value_or(available_host_bytes());
-  out.limit_host_bytes = static_cast<uint64_t>(static_cast<double>(limit) * (1.0 - run.memory.headroom));
+  const auto usable = static_cast<uint64_t>(static_cast<double>(limit) * (1.0 - run.memory.headroom));
+  out.limit_host_bytes = limit == 0 ? 0 : std::max<uint64_t>(usable, 1);  // 0 says that no limit is known
   out.fits = out.limit_host_bytes == 0 || out.peak_host_bytes <= out.limit_host_bytes;
   return out;
 }

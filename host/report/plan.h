@@ -31,9 +31,9 @@ struct RunPlan {
 kvp_dtype compute_dtype(const config::Run& run, const model::Description& model);
 std::string dtype_word(kvp_dtype dtype);  // "float32", ...
 
-// prompt_tokens: of the longest prompt, absent where texts are not tokenized yet (0 then counts as 1).
+// batch rows of `tokens` slots each.
 RunPlan plan_run(Registry& registry, const config::Run& run, const model::Description& model, int64_t batch,
-                 std::optional<int64_t> prompt_tokens);
+                 int64_t tokens);
 
 // {"schema_version", "model", "batch", "tokens", "rows": [{layer, kind, plugin, tier, purpose, bytes}], "totals",
 // "fits", ...}

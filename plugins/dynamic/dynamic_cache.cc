@@ -292,6 +292,11 @@ void DynamicCache::reserve(const kvp_call& call, int64_t batch, int64_t tokens) 
   if (batch < 0 || tokens < 0) {
     fail(KVP_INVALID_ARGUMENT, "reserve for batch ", batch, " and ", tokens, " tokens; expected 0 or more");
   }
+  // Beyond any machine, and near where products of 64 bits overflow.
+  constexpr int64_t kMostTokens = int64_t{1} << 40;
+  if (batch > kMostTokens || tokens > kMostTokens || (batch > 0 && tokens > kMostTokens / batch)) {
+    fail(KVP_OUT_OF_MEMORY, "reserve for batch ", batch, " and ", tokens, " tokens is more than any memory holds");
+  }
   if (check_only(call)) return;
   if (!may_allocate(call)) fail(KVP_INVALID_STATE, "reserve must allocate, but the call forbids it");
   std::vector<int64_t> kept;

@@ -180,10 +180,16 @@ int64_t PagedLayer::append(const sdk::Append& a, const kvp_tensor& k, const kvp_
 }
 
 int64_t PagedLayer::reserve(int64_t batch, int64_t tokens) {
-  n_lines_ = std::max(n_lines_, batch);
-  ensure_table(n_lines_, columns_for(tokens));
+  const int64_t lines = std::max(n_lines_, batch);
   const int64_t kept = std::max(kept_pages_, batch * PageLayout::count(tokens));
-  pool_.ensure(kept - exclusive_pages());
+  ensure_table(lines, columns_for(tokens));
+  try {
+    pool_.ensure(kept - exclusive_pages());
+  } catch (...) {
+    trim();
+    throw;
+  }
+  n_lines_ = lines;
   return std::exchange(kept_pages_, kept);
 }
 

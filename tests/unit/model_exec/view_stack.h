@@ -21,6 +21,7 @@ class ViewStack final : public CacheStack {
   int begun = 0, ended = 0, aborted = 0;
 
   int32_t layer_count() const override { return static_cast<int32_t>(layers_.size()); }
+  std::span<const kvp_layer> layers() const override { return layers_; }
   int64_t batch() const override { return stored_[0].batch; }
   int64_t seen() const override { return stored_[0].tokens; }
   const StackParams& params() const override { return params_; }
