@@ -7,4 +7,7 @@ if(KVPLUG_SANITIZE)
   if(KVPLUG_SANITIZE MATCHES "undefined")
     add_compile_options(-fno-sanitize-recover=undefined)
   endif()
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    add_compile_options(-Wno-maybe-uninitialized)  # instrumented code of std::regex looks uninitialised to GCC 12
+  endif()
 endif()

@@ -79,11 +79,12 @@ kvplug_status kvplug_generation_start(kvplug_session* session, const kvplug_conf
     need(out, "out");
     const auto state = need(session, "session").state;
     const Turn turn(state->busy);
+    auto generation = std::make_unique<kvplug_generation>();
+    generation->session = state;
     if (state->generating.exchange(true)) {
       throw Error(Code::kBusy, "a generation of this session is open", "release it first");
     }
-    auto generation = std::make_unique<kvplug_generation>();
-    generation->session = state;  // from here on the generation's end frees the session
+    generation->open = true;
     generation->generation = std::make_unique<generate::Generation>(
         *state->session, std::vector{settings_of(*state, overrides)}, std::vector<std::optional<uint64_t>>{});
     *out = generation.release();
@@ -101,6 +102,7 @@ kvplug_status kvplug_generation_next(kvplug_generation* generation, uint32_t, kv
     event.struct_size = out->struct_size;
     std::memcpy(out, &event, size);
   });
+  if (generation && generation->generation->ended()) generation->close();
   return status == KVP_OK && !more ? KVPLUG_END : status;
 }
 

@@ -158,8 +158,13 @@ struct kvplug_session {
 struct kvplug_generation {
   ~kvplug_generation() {
     generation.reset();
-    if (session) session->generating = false;
+    close();
   }
+  // The session may be changed again: at the end of the decode, or with this handle.
+  void close() {
+    if (std::exchange(open, false)) session->generating = false;
+  }
+  bool open = false;
   std::shared_ptr<kvplug::api::SessionState> session;
   std::unique_ptr<kvplug::generate::Generation> generation;
   kvplug::generate::Event event;  // the current one; its text is lent to the caller

@@ -360,6 +360,8 @@ bool Generation::next(Event& event) {
   return true;
 }
 
+bool Generation::ended() const { return state_->ended && state_->events.empty(); }
+
 void Generation::cancel() noexcept { state_->cancelled.store(true, std::memory_order_relaxed); }
 
 std::span<const float> Generation::logits(uint32_t row) const {

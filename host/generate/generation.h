@@ -66,6 +66,7 @@ class Generation {
   // False after the last event. A failing step ends the generation and throws; the session's stack is as before the
   // step, or poisoned and says so.
   bool next(Event& event);
+  bool ended() const;                                 // no event is left, by the end or by a failure
   void cancel() noexcept;                             // any thread
   std::span<const float> logits(uint32_t row) const;  // of the last step, [vocab]
   std::span<const float> scores(uint32_t row) const;  // after processors and warpers

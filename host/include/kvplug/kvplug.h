@@ -269,8 +269,8 @@ typedef struct kvplug_event {
 
 typedef int32_t (*kvplug_event_fn)(void* user, const kvplug_event* event); /* 0 go on, else cancel; must not throw */
 
-/* overrides: [generation] keys above those of the session, may be NULL. A loop over _start, _next, _release. While a
-   generation is open the session answers KVPLUG_E_BUSY to every call that would change it. */
+/* overrides: [generation] keys above those of the session, may be NULL. A loop over _start, _next, _release. Until
+   a generation has ended or is released, its session answers KVPLUG_E_BUSY to every call that would change it. */
 KVPLUG_API kvplug_status kvplug_generate(kvplug_session* session, const kvplug_config* overrides, kvplug_event_fn fn,
                                          void* user, kvp_error* err);
 KVPLUG_API kvplug_status kvplug_generation_start(kvplug_session* session, const kvplug_config* overrides,
