@@ -96,6 +96,29 @@ TEST(Threads, SecondOneInASessionGetsBusy) {
   EXPECT_EQ(tokens, 27u) << "the session is free again";
 }
 
+TEST(Handles, OpenGenerationKeepsItsSessionAsItIs) {
+  const auto host = new_host();
+  const auto model = load_model(host.get(), llama());
+  const auto session = make_session(host.get(), model.get(), llama({{"max_new_tokens", 8}}));
+  append_rows(session.get(), {{1, 2, 3}});
+  auto generation =
+      client::make<client::Generation>(kvplug_generation_start, session.get(), static_cast<kvplug_config*>(nullptr));
+  kvplug_event event{};
+  event.struct_size = sizeof event;
+  ASSERT_EQ(kvplug_generation_next(generation.get(), 0, &event, nullptr), KVP_OK);
+  kvplug_generation* second = nullptr;
+  kvplug_session* copy = nullptr;
+  const int32_t id = 1;
+  EXPECT_EQ(kvplug_session_reset(session.get(), nullptr), KVPLUG_E_BUSY);
+  EXPECT_EQ(kvplug_session_append_ids(session.get(), 0, &id, 1, nullptr), KVPLUG_E_BUSY);
+  EXPECT_EQ(kvplug_session_set_ids(session.get(), 0, &id, 1, nullptr, nullptr), KVPLUG_E_BUSY);
+  EXPECT_EQ(kvplug_session_clone(session.get(), &copy, nullptr), KVPLUG_E_BUSY);
+  EXPECT_EQ(kvplug_generation_start(session.get(), nullptr, &second, nullptr), KVPLUG_E_BUSY);
+  EXPECT_EQ(second, nullptr);
+  generation.reset();
+  EXPECT_EQ(kvplug_session_reset(session.get(), nullptr), KVP_OK);
+}
+
 TEST(Threads, CancelFromAnotherThread) {
   const auto host = new_host();
   const auto model = load_model(host.get(), llama());

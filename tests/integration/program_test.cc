@@ -151,6 +151,34 @@ TEST(Program, ResultGoesToAFileAndReplacesNothingUnasked) {
   EXPECT_EQ(json::parse(text_of_file(path))["results"][0]["usage"]["new_tokens"], 3);
 }
 
+TEST(Program, LinksAndNeighboursSurviveAResult) {
+  const RunFile file(llama_run());
+  const std::string target = file.folder() / "target.txt", link = file.folder() / "link.txt";
+  const std::string neighbour = target + ".partial";
+  write_text(target, "old");
+  write_text(neighbour, "precious");
+  std::filesystem::create_symlink(target, link);
+  const Outcome got = kvplug_program({"run", file.path(), "-o", link, "--set", "output.overwrite=true"});
+  ASSERT_EQ(got.exit_code, 0) << got.err;
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  EXPECT_EQ(text_of_file(target), json(kAnswer).dump() + "\n");
+  EXPECT_EQ(text_of_file(neighbour), "precious");
+}
+
+TEST(Program, OneBadPromptSpoilsNoBatch) {
+  std::string text = llama_run("run.on_prompt_error = \"continue\"\ninput.batch_size = 3\n");
+  const std::string good = "{ id = \"p\", input_ids = " + json(kPrompt).dump() + " }";
+  text.replace(text.find(good), good.size(),
+               good + ", { id = \"bad\", input_ids = [1, 999] }, { id = \"q\", input_ids = [1, 2] }");
+  const RunFile file(text);
+  const Outcome got = kvplug_program({"run", file.path(), "--json"});
+  ASSERT_EQ(got.exit_code, 0) << got.err;
+  const json results = json::parse(got.out)["results"];
+  EXPECT_EQ(results[0]["sequences"][0]["token_ids"], json(kAnswer));
+  EXPECT_NE(results[1]["error"]["message"].get<std::string>().find("999"), std::string::npos);
+  EXPECT_EQ(results[2]["usage"]["new_tokens"], 24);
+}
+
 TEST(Program, FailedRunLeavesNoFile) {
   const RunFile file(llama_run("", "[1, 2, 999]"));
   const std::string path = file.folder() / "result.json", logits = file.folder() / "logits.safetensors";
