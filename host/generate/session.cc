@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "core/accounts.h"
 #include "core/error.h"
 #include "core/host_services.h"
 #include "core/registry.h"
@@ -269,7 +270,6 @@ nlohmann::json Session::explain() const {
 
 nlohmann::json Session::stats() const {
   nlohmann::json out{{"tokens", 0}, {"bytes", nlohmann::json::object()}, {"counters", nlohmann::json::object()}};
-  static constexpr const char* kTiers[] = {"device", "pinned", "host", "file"};
   kvp_memory memory{};
   if (state_->stack) {
     memory = state_->stack->memory(-1);
@@ -282,7 +282,7 @@ nlohmann::json Session::stats() const {
     planned += sum(state_->planned.reserved[tier]);
     used += sum(memory.used[tier]);
     reserved += sum(memory.reserved[tier]);
-    tiers[kTiers[tier]] = sum(memory.reserved[tier]);
+    tiers[tier_word(tier)] = sum(memory.reserved[tier]);
   }
   out["bytes"] = {{"planned", planned},
                   {"used", used},
