@@ -33,12 +33,9 @@ TEST(DynamicContract, ProbeRefusesInWords) {
     EXPECT_EQ(dynamic_iface()->create(&create, &self, nullptr), KVP_UNSUPPORTED);
     EXPECT_EQ(self, nullptr);
   };
-  const std::pair<int32_t, const char*> kinds[] = {
-      {KVP_LAYER_SLIDING, "sliding layers are not served by dynamic in this release"},
-      {KVP_LAYER_CHUNKED, "chunked layers"},
-      {KVP_LAYER_CROSS, "cross-attention layers"},
-      {KVP_LAYER_STATE, "state layers"},
-      {99, "unknown layers"}};
+  const std::pair<int32_t, const char*> kinds[] = {{KVP_LAYER_STATE, "dynamic does not serve state layers"},
+                                                   {KVP_LAYER_NONE, "empty layers"},
+                                                   {99, "unknown layers"}};
   for (const auto& [kind, word] : kinds) {
     LayerShape other = kShape;
     other.kind = kind;
@@ -161,7 +158,7 @@ TEST(DynamicContract, BadArgumentsChangeNothing) {
   expect_attend_refused("sinks has shape [3]");
   attend.sinks = nullptr;
   attend.window = -1;
-  expect_attend_refused("window -1");
+  expect_attend_refused("window is -1");
   attend.window = 0;
   out.t.shape[2] = 4;
   expect_attend_refused("out has shape");

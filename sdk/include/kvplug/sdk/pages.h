@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages: fixed pieces of K/V storage, kBlockTokens row positions of one layer each, that rows and clones share.
+// Pages: fixed pieces of K/V storage, kBlockTokens row positions of one layer each, and the stores they come from.
 //
-// A page is a 64-byte header, K [kv_heads, kBlockTokens, key_dim], V [kv_heads, kBlockTokens, value_dim]; storage that
-// grows takes further pages and copies nothing. Each entry of a row's table that names a page holds one reference; the
-// last to let go keeps the page in its own pool or gives it back to the host. Who holds the only reference may write.
-// A page stays booked on the owner whose pool took it, until it is given back, even after that instance has ended.
+// The data of a page is K [kv_heads, kBlockTokens, key_dim], V [kv_heads, kBlockTokens, value_dim]; storage that grows
+// takes further pages and copies nothing. Each entry of a row's table that names a page holds one reference; who holds
+// the only one may write. A Page says where the data lies in its store; a store that moves data between tiers keeps
+// the Pages apart from it.
 //
-// A pool belongs to one layer of one instance, so to one thread at a time; references are counted atomically because
-// clones live on other threads.
+// Three ways to hold pages: HeapPages (one piece of host memory each; clones share them), SlabPages (allocated ahead,
+// never moved, never given back), and what a plugin makes of PageStore. A store belongs to one layer of one instance,
+// so to one thread at a time; references are counted atomically because clones live on other threads.
 #pragma once
 
 #include <kvplug/sdk/attention.h>
@@ -15,7 +16,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
 #include <new>
+#include <vector>
 
 namespace kvplug::sdk {
 
@@ -23,14 +26,99 @@ namespace kvplug::sdk {
 struct PageLayout {
   int64_t kv_heads = 0, key_dim = 0, value_dim = 0, element = 0;
 
-  static constexpr int64_t kHeader = 64;
-  static int64_t count(int64_t tokens) noexcept { return (tokens + kBlockTokens - 1) / kBlockTokens; }
+  // Pages that `tokens` row positions from 0 on take.
+  static constexpr int64_t count(int64_t tokens) noexcept { return (tokens + kBlockTokens - 1) / kBlockTokens; }
+  // Most pages that `tokens` row positions can touch, wherever they begin.
+  static constexpr int64_t span(int64_t tokens) noexcept {
+    return tokens == 0 ? 0 : (tokens + kBlockTokens - 2) / kBlockTokens + 1;
+  }
   int64_t token_bytes() const noexcept { return kv_heads * (key_dim + value_dim) * element; }
   int64_t key_bytes() const noexcept { return kv_heads * kBlockTokens * key_dim * element; }
-  int64_t page_bytes() const noexcept { return kHeader + kBlockTokens * token_bytes(); }
+  int64_t data_bytes() const noexcept { return kBlockTokens * token_bytes(); }
+
+  // The block that the attention kernel reads, of a page whose data lie at `data`.
+  KvBlock block(const std::byte* data) const noexcept {
+    return {data, data + key_bytes(), kBlockTokens * key_dim, key_dim, kBlockTokens * value_dim, value_dim};
+  }
 };
 
-// What one pool has taken from the host and not given back. Outlives the pool while a clone holds pages of it.
+class PageLedger;
+
+struct Page {
+  explicit Page(uint64_t where) : at(where) {}
+
+  uint64_t at;                   // where its store keeps the data
+  Page* next = nullptr;          // in the store's list while free
+  PageLedger* ledger = nullptr;  // HeapPages: where it is booked
+  std::atomic<int32_t> refs{0};
+  bool written = false;  // since its store last looked
+
+  int32_t holders() const noexcept { return refs.load(std::memory_order_acquire); }
+  bool exclusive() const noexcept { return holders() == 1; }
+  void share() noexcept { refs.fetch_add(1, std::memory_order_relaxed); }
+};
+
+class PageStore {
+ public:
+  explicit PageStore(const PageLayout& layout) : layout_(layout) {}
+  virtual ~PageStore() = default;
+  PageStore(const PageStore&) = delete;
+  PageStore& operator=(const PageStore&) = delete;
+
+  const PageLayout& layout() const noexcept { return layout_; }
+  // Where the data of a page lie now; a store that moves them says when.
+  std::byte* data(const Page& page) const noexcept { return reinterpret_cast<std::byte*>(base_ + page.at); }
+
+  int64_t free_pages() const noexcept { return free_count_; }
+  // Brings the free pages up to n; all or nothing. Throws what the allocator answers.
+  virtual void ensure(int64_t n) = 0;
+  // A free page with one reference; ensure() has made sure of it.
+  Page* take() noexcept {
+    Page* page = pop();
+    page->refs.store(1, std::memory_order_relaxed);
+    return page;
+  }
+  // Lets go of one reference; the last one puts the page on the free list.
+  void release(Page* page) noexcept {
+    if (page->refs.fetch_sub(1, std::memory_order_acq_rel) == 1) push(page);
+  }
+
+  // True: free pages stay with the store, so it holds as many as were ever needed at once.
+  virtual bool keeps_free_pages() const noexcept { return true; }
+  // Gives free pages back until `keep` are left, where the store gives back at all.
+  virtual void trim(int64_t) noexcept {}
+  // Pages that this store took and that are not given back.
+  virtual int64_t held_pages() const noexcept = 0;
+  // Adds what is held to `memory`, and as used the bytes that hold tokens.
+  virtual void add_memory(int64_t used, kvp_memory& memory) const noexcept = 0;
+
+  // A page of this store with the content of `page` of `from`, a store of the same class: shared or copied. Free pages
+  // for copies have been ensured.
+  virtual Page* adopt(const PageStore& from, Page* page) = 0;
+  virtual bool adopts_by_copy() const noexcept { return true; }
+
+ protected:
+  void push(Page* page) noexcept {
+    page->next = free_;
+    free_ = page;
+    ++free_count_;
+  }
+  Page* pop() noexcept {
+    Page* page = free_;
+    free_ = page->next;
+    --free_count_;
+    return page;
+  }
+
+  uint64_t base_ = 0;  // address that Page::at counts from
+
+ private:
+  PageLayout layout_;
+  Page* free_ = nullptr;
+  int64_t free_count_ = 0;
+};
+
+// What one HeapPages has taken from the host and not given back. Outlives it while a clone holds pages of it.
 class PageLedger {
  public:
   explicit PageLedger(const kvp_mem& mem) : mem_(mem) {}
@@ -52,106 +140,57 @@ class PageLedger {
  private:
   kvp_mem mem_;
   std::atomic<int64_t> pages_{0};
-  std::atomic<int64_t> refs_{1};  // the pool, and each page
+  std::atomic<int64_t> refs_{1};  // the store, and each page
 };
 
-// The header at the front of a page.
-struct Page {
-  PageLedger* ledger;
-  Page* next;  // in the pool's list while free
-  std::atomic<int64_t> refs;
-
-  std::byte* keys() noexcept { return reinterpret_cast<std::byte*>(this) + PageLayout::kHeader; }
-  std::byte* values(const PageLayout& layout) noexcept { return keys() + layout.key_bytes(); }
-  int64_t holders() const noexcept { return refs.load(std::memory_order_acquire); }
-  bool exclusive() const noexcept { return holders() == 1; }
-  void share() noexcept { refs.fetch_add(1, std::memory_order_relaxed); }
-
-  // The block that the attention kernel reads, and back.
-  KvBlock block(const PageLayout& layout) noexcept {
-    return {
-        keys(),          values(layout), kBlockTokens * layout.key_dim, layout.key_dim, kBlockTokens * layout.value_dim,
-        layout.value_dim};
-  }
-  static Page* of(const KvBlock& block) noexcept {
-    auto* keys = static_cast<std::byte*>(const_cast<void*>(block.k));
-    return reinterpret_cast<Page*>(keys - PageLayout::kHeader);
-  }
-};
-static_assert(sizeof(Page) <= PageLayout::kHeader);
-
-class PagePool {
+// Pages one by one from the host: a 64-byte head with the Page, then the data. A page stays booked on the owner whose
+// store took it until it is given back, even after that instance has ended.
+class HeapPages final : public PageStore {
  public:
-  PagePool(const PageLayout& layout, uint64_t owner)
-      : layout_(layout),
-        ledger_(new PageLedger(host_memory(owner, KVP_PURPOSE_KV, static_cast<uint64_t>(layout.page_bytes())))) {}
-  PagePool(const PagePool&) = delete;
-  PagePool& operator=(const PagePool&) = delete;
-  ~PagePool() {
+  static constexpr int64_t kHead = 64;
+  static_assert(sizeof(Page) <= kHead);
+  static int64_t page_bytes(const PageLayout& layout) noexcept { return kHead + layout.data_bytes(); }
+
+  HeapPages(const PageLayout& layout, uint64_t owner)
+      : PageStore(layout),
+        ledger_(new PageLedger(host_memory(owner, KVP_PURPOSE_KV, static_cast<uint64_t>(page_bytes(layout))))) {}
+  ~HeapPages() override {
     trim(0);
     ledger_->drop();
   }
 
-  const PageLayout& layout() const noexcept { return layout_; }
-  int64_t free_pages() const noexcept { return free_count_; }
-  // Pages that this pool took and that are not given back, wherever they are now.
-  int64_t booked_pages() const noexcept { return ledger_->pages(); }
-
-  // Brings the free pages up to n; all or nothing. Throws what the host's allocator answers.
-  void ensure(int64_t n) {
-    const int64_t before = free_count_;
-    try {
-      while (free_count_ < n) push(take_from_host());
-    } catch (...) {
-      trim(before);
-      throw;
-    }
-  }
-
-  // A free page with one reference; ensure() has made sure of it.
-  Page* take() noexcept {
-    Page* page = pop();
-    page->refs.store(1, std::memory_order_relaxed);
+  void ensure(int64_t n) override;
+  bool keeps_free_pages() const noexcept override { return false; }
+  void trim(int64_t keep) noexcept override;
+  int64_t held_pages() const noexcept override { return ledger_->pages(); }
+  void add_memory(int64_t used, kvp_memory& memory) const noexcept override;
+  Page* adopt(const PageStore&, Page* page) override {
+    page->share();
     return page;
   }
-
-  // Lets go of one reference; the last one puts the page on the free list.
-  void release(Page* page) noexcept {
-    if (page->refs.fetch_sub(1, std::memory_order_acq_rel) == 1) push(page);
-  }
-
-  // Gives free pages back to the host until `keep` are left.
-  void trim(int64_t keep) noexcept {
-    while (free_count_ > keep) {
-      Page* page = pop();
-      PageLedger* ledger = page->ledger;
-      give_memory(ledger->mem(), page);
-      ledger->gave();
-    }
-  }
+  bool adopts_by_copy() const noexcept override { return false; }
 
  private:
-  Page* take_from_host() {
-    Page* page = new (take_memory(ledger_->mem())) Page{ledger_, nullptr, {0}};
-    ledger_->took();
-    return page;
-  }
-  void push(Page* page) noexcept {
-    page->next = free_;
-    free_ = page;
-    ++free_count_;
-  }
-  Page* pop() noexcept {
-    Page* page = free_;
-    free_ = page->next;
-    --free_count_;
-    return page;
-  }
-
-  PageLayout layout_;
   PageLedger* ledger_;
-  Page* free_ = nullptr;
-  int64_t free_count_ = 0;
+};
+
+// Pages in slabs: each ensure() that needs more takes all of it as one piece of host memory, which never moves and is
+// given back with the store.
+class SlabPages final : public PageStore {
+ public:
+  static int64_t page_bytes(const PageLayout& layout) noexcept { return HeapPages::page_bytes(layout); }
+
+  SlabPages(const PageLayout& layout, uint64_t owner) : PageStore(layout), owner_(owner) {}
+
+  void ensure(int64_t n) override;
+  int64_t held_pages() const noexcept override { return held_; }
+  void add_memory(int64_t used, kvp_memory& memory) const noexcept override;
+  Page* adopt(const PageStore& from, Page* page) override;
+
+ private:
+  uint64_t owner_;
+  std::vector<Block> slabs_;
+  int64_t held_ = 0;
 };
 
 }  // namespace kvplug::sdk

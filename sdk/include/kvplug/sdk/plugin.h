@@ -11,7 +11,6 @@
 #include <kvplug/sdk/cache_plugin.h>
 #include <kvplug/sdk/host.h>
 #include <kvplug/sdk/options.h>
-#include <kvplug/sdk/pages.h>
 #include <kvplug/sdk/rows.h>
 #include <kvplug/sdk/status.h>
 #include <kvplug/sdk/structs.h>

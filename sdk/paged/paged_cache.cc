@@ -1,0 +1,535 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <kvplug/sdk/paged_cache.h>
+
+#include <cstring>
+
+namespace kvplug::sdk {
+namespace {
+
+constexpr int64_t kParallelBytes = 256 << 10;  // below, waking threads costs more than the copy
+
+bool may_allocate(const kvp_call& call) noexcept { return (call.flags & (KVP_CALL_PREPARED | KVP_CALL_CAPTURE)) == 0; }
+bool check_only(const kvp_call& call) noexcept { return (call.flags & KVP_CALL_CHECK) != 0; }
+uint64_t unsigned_of(int64_t n) noexcept { return static_cast<uint64_t>(n); }
+
+Block host_block(uint64_t owner, int32_t purpose, int64_t bytes) {
+  return Block(host_memory(owner, purpose, unsigned_of(bytes)));
+}
+
+}  // namespace
+
+PagedCache::PagedCache(Plan plan, Stores stores, uint64_t owner)
+    : plan_(std::move(plan)), owner_(owner), parallel_(host_parallel()) {
+  for (size_t i = 0; i < plan_.specs.size(); ++i) {
+    layers_.push_back(std::make_unique<PagedLayer>(std::move(stores[i]), plan_.specs[i].window, owner_));
+    layers_.back()->set_rollback(plan_.rollback);
+  }
+}
+
+PagedCache::PagedCache(const PagedCache& other, Stores stores, uint64_t owner)
+    : plan_(other.plan_), owner_(owner), parallel_(other.parallel_), batch_(other.batch_) {
+  for (size_t i = 0; i < stores.size(); ++i) {
+    layers_.push_back(std::make_unique<PagedLayer>(std::move(stores[i]), other.layer(i), owner));
+  }
+  attend_rows_.resize(static_cast<size_t>(batch_));
+  row_blocks_.resize(static_cast<size_t>(batch_));
+  if (plan_.capacity >= 0 && other.fixed_batch_ > 0) ensure_fixed(other.fixed_batch_, true);
+  note_peak();
+}
+
+PagedLayer& PagedCache::layer_at(int32_t layer) const {
+  if (layer < 0 || static_cast<size_t>(layer) >= layers_.size()) {
+    fail(KVP_INVALID_ARGUMENT, "layer ", layer, " was asked for; the cache has ", layers_.size(), " layers");
+  }
+  return *layers_[static_cast<size_t>(layer)];
+}
+
+bool PagedCache::empty() const noexcept {
+  return std::all_of(layers_.begin(), layers_.end(), [](const auto& layer) { return layer->rows().longest() == 0; });
+}
+
+// Only on an empty cache. Going back to an earlier batch does not allocate.
+void PagedCache::set_batch(int64_t batch) {
+  attend_rows_.resize(static_cast<size_t>(batch));
+  row_blocks_.resize(static_cast<size_t>(batch));
+  for (const auto& layer : layers_) layer->start(batch);
+  batch_ = batch;
+}
+
+int64_t PagedCache::held_bytes() const noexcept {
+  kvp_memory sum{};
+  auto held = static_cast<int64_t>(scratch_.bytes() + list_.bytes() + long_list_.bytes() + views_.bytes());
+  for (const auto& layer : layers_) {
+    layer->store().add_memory(0, sum);
+    held += layer->table_bytes();
+  }
+  add_memory(sum);
+  for (const uint64_t bytes : sum.reserved[KVP_TIER_HOST]) held += static_cast<int64_t>(bytes);
+  return held;
+}
+
+void PagedCache::ensure_scratch(int64_t batch, bool may_allocate) {
+  if (batch <= scratch_batch_) return;
+  if (!may_allocate) {
+    fail(KVP_INVALID_STATE, "a prepared call must not allocate, but attend has no scratch for ", batch,
+         " rows: reserve first");
+  }
+  const int64_t bytes = plan_.scratch_bytes(batch, worker_count(parallel_));
+  scratch_batch_ = 0;
+  scratch_ = Block();  // never both at once: plan's peak has room for one
+  scratch_ = host_block(owner_, KVP_PURPOSE_SCRATCH, bytes);
+  scratch_batch_ = batch;
+}
+
+void PagedCache::ensure_list(int64_t batch, int64_t tokens, bool may_allocate) {
+  const int64_t bytes = batch * plan_.list_columns(tokens) * static_cast<int64_t>(sizeof(KvBlock));
+  if (bytes <= static_cast<int64_t>(list_.bytes())) return;
+  if (!may_allocate) {
+    fail(KVP_INVALID_STATE, "a prepared call must not allocate, but the list of blocks has no room for ", batch,
+         " rows of ", tokens, " tokens: reserve first");
+  }
+  list_ = Block();
+  list_ = host_block(owner_, KVP_PURPOSE_OTHER, bytes);
+}
+
+void PagedCache::reserve_layers(int64_t batch, int64_t tokens) {
+  std::vector<int64_t> kept;
+  kept.reserve(layers_.size());
+  try {
+    for (const auto& layer : layers_) kept.push_back(layer->reserve(batch, tokens));
+  } catch (...) {
+    for (size_t i = 0; i < kept.size(); ++i) layers_[i]->unreserve(kept[i]);
+    throw;
+  }
+  note_peak();
+}
+
+void PagedCache::ensure_fixed(int64_t batch, bool may_allocate) {
+  if (batch <= fixed_batch_) return;
+  if (!may_allocate) {
+    fail(KVP_INVALID_STATE, "a prepared call must not allocate, but memory is held for ", fixed_batch_, " rows and ",
+         batch, " are asked for: reserve first");
+  }
+  const int64_t tokens = plan_.held_tokens(plan_.capacity);
+  ensure_scratch(batch, true);
+  ensure_list(batch, tokens, true);
+  reserve_layers(batch, tokens);
+  fixed_batch_ = batch;
+  ++counts_.allocations;
+}
+
+void PagedCache::lengths(int32_t layer, int64_t query_len, kvp_lengths& out) const {
+  const PagedLayer& at = layer_at(layer);
+  if (query_len < 0 || query_len > PagedLayer::kMostTokens) fail(KVP_INVALID_ARGUMENT, "query_len is ", query_len);
+  at.rows().fill(out);
+  out.max = plan_.limited() ? plan_.capacity : -1;
+  out.kv_offset = at.first_slot();
+  const bool filled = is_cross(static_cast<size_t>(layer)) && out.seen > 0;
+  out.kv_len = out.seen + (filled ? 0 : query_len) - out.kv_offset;
+}
+
+void PagedCache::check_room(const PagedLayer& layer, const Append& a) const {
+  if (!plan_.limited()) return;
+  for (int64_t b = 0; b < a.batch; ++b) {
+    const int64_t seen = layer.rows()[b].seen, needed = seen + a.taken(b);
+    if (needed > plan_.capacity) {
+      fail(KVP_CAPACITY, "row ", b, " holds ", seen, " tokens and ", a.taken(b), " more need ", needed,
+           "; the capacity is ", plan_.capacity);
+    }
+  }
+}
+
+void PagedCache::prepare(int32_t index, const Append& a, const kvp_call& call, int64_t view_bytes, bool attends) {
+  PagedLayer& layer = layer_at(index);
+  const int64_t before = batch_;
+  if (a.batch != before) {
+    if (!empty()) fail(KVP_INVALID_ARGUMENT, "the batch is ", a.batch, "; the cache holds ", before, " rows");
+    try {
+      set_batch(a.batch);
+    } catch (...) {
+      set_batch(before);
+      throw;
+    }
+  }
+  const bool allowed = may_allocate(call);
+  views_ = Block();
+  try {
+    layer.rows().check_append(a);
+    check_room(layer, a);
+    if (plan_.capacity >= 0 && a.tokens > 0) ensure_fixed(a.batch, allowed);
+    if (attends || a.tokens > 0) ensure_scratch(a.batch, allowed);
+    layer.prepare_append(a, allowed);
+    int64_t longest = 0, entries = 0;
+    for (int64_t b = 0; b < a.batch; ++b) {
+      longest = std::max(longest, layer.rows()[b].stored() + a.stored(b));
+      entries += layer.block_count(b, a);
+    }
+    ensure_list(a.batch, longest, allowed);
+    const int64_t bytes = entries * static_cast<int64_t>(sizeof(KvBlock));
+    if (bytes > static_cast<int64_t>(list_.bytes())) {
+      if (!allowed) fail(KVP_INVALID_STATE, "a prepared call must not allocate, but ", a.tokens, " tokens need a list");
+      long_list_ = host_block(owner_, KVP_PURPOSE_SCRATCH, bytes);
+    }
+    if (view_bytes > 0) {
+      if (!allowed) {
+        fail(KVP_INVALID_STATE, "a prepared call must not allocate, but views of K and V need ", view_bytes, " bytes");
+      }
+      views_ = host_block(owner_, KVP_PURPOSE_SCRATCH, view_bytes);
+    }
+    if (allowed) note_peak();
+    enter(index);
+  } catch (...) {
+    long_list_ = Block();
+    views_ = Block();
+    layer.trim();
+    if (batch_ != before) set_batch(before);
+    throw;
+  }
+}
+
+void PagedCache::list_blocks(const PagedLayer& layer, const Append& a, const kvp_tensor* k,
+                             const kvp_tensor* v) noexcept {
+  auto* next = reinterpret_cast<KvBlock*>((long_list_.bytes() > 0 ? long_list_ : list_).data());
+  for (int64_t b = 0; b < layer.rows().batch(); ++b) {
+    row_blocks_[static_cast<size_t>(b)] = next;
+    next += layer.blocks(b, a, k, v, next);
+  }
+}
+
+// All rows by slot. Slots that are padding, that a row does not have, or that it no longer keeps become zero.
+void PagedCache::write_views(const PagedLayer& layer, int64_t kv_len, int64_t kv_offset, kvp_tensor& k,
+                             kvp_tensor& v) noexcept {
+  const PageLayout& p = layer.layout();
+  const int64_t batch = layer.rows().batch();
+  std::byte* const k_data = views_.data();
+  std::byte* const v_data = k_data == nullptr ? nullptr : k_data + batch * p.kv_heads * kv_len * p.key_dim * p.element;
+  // One head of one row of K or V: [kv_len, dim].
+  const auto show = [&](std::byte* to, int64_t b, int64_t head, int64_t dim, bool keys) {
+    const Rows::Row row = layer.rows()[b];
+    const auto token = static_cast<size_t>(dim * p.element);
+    const int64_t shift = row.pad - kv_offset;  // column of position 0
+    const int64_t first = std::max(layer.begin(b), -shift), last = row.stored();
+    const auto fill = [&](int64_t from, int64_t until) {
+      if (until > from)
+        std::memset(to + static_cast<size_t>(from) * token, 0, static_cast<size_t>(until - from) * token);
+    };
+    if (first >= last) return fill(0, kv_len);
+    fill(0, first + shift);
+    for (int64_t position = first; position < last;) {
+      const KvBlock& block = row_blocks_[static_cast<size_t>(b)][position / kBlockTokens - layer.first_block(b)];
+      const int64_t place = position % kBlockTokens, n = std::min(kBlockTokens - place, last - position);
+      const int64_t stride = keys ? block.k_token_stride : block.v_token_stride;
+      const int64_t at = head * (keys ? block.k_head_stride : block.v_head_stride) + place * stride;
+      const auto* from =
+          reinterpret_cast<const std::byte*>(reinterpret_cast<int64_t>(keys ? block.k : block.v) + at * p.element);
+      std::byte* target = to + static_cast<size_t>(position + shift) * token;
+      if (stride == dim) {
+        std::memcpy(target, from, static_cast<size_t>(n) * token);
+      } else {
+        for (int64_t i = 0; i < n; ++i)
+          std::memcpy(target + static_cast<size_t>(i) * token, from + i * stride * p.element, token);
+      }
+      position += n;
+    }
+    fill(last + shift, kv_len);
+  };
+  if (k_data != nullptr) {
+    const bool large = batch * kv_len * p.token_bytes() >= kParallelBytes;
+    parallel_for(large ? parallel_ : nullptr, batch * p.kv_heads, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        show(k_data + i * kv_len * p.key_dim * p.element, i / p.kv_heads, i % p.kv_heads, p.key_dim, true);
+        show(v_data + i * kv_len * p.value_dim * p.element, i / p.kv_heads, i % p.kv_heads, p.value_dim, false);
+      }
+    });
+  }
+  k = dense_tensor(k_data, plan_.dtype, {batch, p.kv_heads, kv_len, p.key_dim});
+  v = dense_tensor(v_data, plan_.dtype, {batch, p.kv_heads, kv_len, p.value_dim});
+  k.flags = v.flags = KVP_TENSOR_READ_ONLY;
+}
+
+void PagedCache::update(const kvp_call& call, const kvp_update_args& args, kvp_tensor* out_k, kvp_tensor* out_v) {
+  PagedLayer& layer = layer_at(args.layer);
+  const PageLayout& p = layer.layout();
+  Append a{batch_, 0, args.pad, args.count};
+  if (args.k != nullptr || args.v != nullptr) {
+    check_tensor("k", args.k, plan_.dtype, {-1, p.kv_heads, -1, p.key_dim});
+    a.batch = args.k->shape[0];
+    a.tokens = args.k->shape[2];
+    check_tensor("v", args.v, plan_.dtype, {a.batch, p.kv_heads, a.tokens, p.value_dim});
+  }
+  const bool appends = a.tokens > 0;
+  if (appends) check_fill(args.layer);
+  if (!appends) {
+    if (out_k == nullptr) return;
+    a.pad = a.count = nullptr;
+  }
+  const bool shows = out_k != nullptr;
+  const int64_t kv_offset = layer.first_slot(), kv_len = layer.rows().longest() + a.tokens - kv_offset;
+  const int64_t view_bytes = shows ? a.batch * kv_len * p.token_bytes() : 0;
+  if (appends || !empty()) {
+    prepare(args.layer, a, call, view_bytes, false);
+    if (appends) counts_.bytes_copied_on_write += unsigned_of(layer.begin_append(a, *args.k, *args.v, parallel_));
+    if (shows) list_blocks(layer, a, appends ? args.k : nullptr, args.v);
+  }
+  if (shows) {
+    write_views(layer, kv_len, kv_offset, *out_k, *out_v);
+    ++counts_.view_updates;
+  }
+  if (appends) layer.end_append(a, *args.k, *args.v, parallel_);
+  if (appends || !empty()) leave(args.layer);
+  long_list_ = Block();
+}
+
+void PagedCache::check_fill(int32_t layer) const {
+  const int64_t seen = layers_[static_cast<size_t>(layer)]->rows().longest();
+  if (is_cross(static_cast<size_t>(layer)) && seen > 0) {
+    fail(KVP_INVALID_STATE, "layer ", layer, " is cross attention and holds ", seen,
+         " tokens already; it is filled once, reset comes before another filling");
+  }
+}
+
+void PagedCache::attend_probe(const kvp_attend_desc& desc) const {
+  layer_at(desc.layer);
+  if (!same_dtype(desc.q_dtype, plan_.dtype)) {
+    fail(KVP_UNSUPPORTED, "attend takes q in the type of K and V, ", name_of(plan_.dtype), "; ", name_of(desc.q_dtype),
+         " was asked for");
+  }
+  if (!same_dtype(desc.out_dtype, plan_.dtype) && !same_dtype(desc.out_dtype, kFloat32)) {
+    fail(KVP_UNSUPPORTED, "attend gives ", name_of(plan_.dtype), " or float32; ", name_of(desc.out_dtype),
+         " was asked for");
+  }
+}
+
+void PagedCache::attend(const kvp_call& call, const kvp_attend_args& args, kvp_tensor& out, kvp_tensor* lse) {
+  PagedLayer& layer = layer_at(args.layer);
+  const Spec& spec = spec_at(args.layer);
+  const PageLayout& p = spec.layout;
+  const bool cross = spec.kind == KVP_LAYER_CROSS;
+  const bool appends = args.k != nullptr || args.v != nullptr;
+
+  check_tensor("q", args.q, plan_.dtype, {-1, spec.q_heads, -1, p.key_dim});
+  const int64_t batch = args.q->shape[0];
+  const int64_t queries = args.q->shape[2];
+  Append a{batch, 0, nullptr, nullptr};
+  if (appends) {
+    check_tensor("k", args.k, plan_.dtype, {batch, p.kv_heads, -1, p.key_dim});
+    a = {batch, args.k->shape[2], args.pad, args.count};
+    check_tensor("v", args.v, plan_.dtype, {batch, p.kv_heads, a.tokens, p.value_dim});
+    if (a.tokens > 0) check_fill(args.layer);
+  }
+  const bool wide = !same_dtype(dtype_of(out), plan_.dtype);
+  check_tensor("out", &out, wide ? kFloat32 : plan_.dtype, {batch, spec.q_heads, queries, p.value_dim});
+  if (lse != nullptr) check_tensor("lse", lse, kFloat32, {batch, spec.q_heads, queries});
+  if (args.sinks != nullptr) check_tensor("sinks", args.sinks, kFloat32, {spec.q_heads});
+  const int64_t kv_offset = layer.first_slot(), kv_len = layer.rows().longest() + a.tokens - kv_offset;
+  kvp_tensor bias{};
+  if (args.bias != nullptr) bias = broadcast("bias", *args.bias, kFloat32, {batch, spec.q_heads, queries, kv_len});
+  const auto narrowed = [&](const char* word, int64_t asked, int32_t kind) {
+    const int64_t own = spec.kind == kind ? spec.window : 0;
+    if (asked < 0 || (own > 0 && asked > own)) {
+      fail(KVP_INVALID_ARGUMENT, word, " is ", asked, "; expected 0 (the layer's own, ", own, ") or a smaller one");
+    }
+    return asked == 0 ? own : asked;
+  };
+  const int64_t window = narrowed("window", args.window, KVP_LAYER_SLIDING);
+  const int64_t chunk = narrowed("chunk", args.chunk, KVP_LAYER_CHUNKED);
+
+  const bool offset = (args.flags & KVP_ATTEND_Q_OFFSET) != 0;
+  const auto first_slot = [&](const Rows::Row& row, int64_t b) {  // of row b's first query, `row` before the call
+    return offset ? args.q_offset : appends ? row.seen : row.seen + a.taken(b) - queries;
+  };
+  if (spec.window > 0 && (offset || !appends)) {
+    for (int64_t b = 0; b < std::min(batch, layer.rows().batch()); ++b) {
+      const Rows::Row& row = layer.rows()[b];
+      const int64_t needed = std::max<int64_t>(0, first_slot(row, b) - row.pad - (spec.window - 1));
+      if (needed >= layer.begin(b) || row.stored() == 0) continue;
+      fail(KVP_INVALID_STATE, "row ", b, ": the first query needs tokens from position ", needed,
+           " on; the window keeps those from ", layer.begin(b), " on: give q together with its k and v");
+    }
+  }
+
+  const int64_t batch_before = batch_;
+  prepare(args.layer, a, call, 0, true);
+  if (appends) counts_.bytes_copied_on_write += unsigned_of(layer.begin_append(a, *args.k, *args.v, parallel_));
+  list_blocks(layer, a, appends ? args.k : nullptr, args.v);
+
+  // With counts, what stands behind the row's last token is right padding, except where keys are not the queries' own.
+  const bool ragged = appends && args.count != nullptr && !cross;
+  for (int64_t b = 0; b < batch; ++b) {
+    const Rows::Row row = layer.rows()[b];
+    Rows::Row start = row;
+    start.seen -= a.taken(b);
+    const int64_t slot = first_slot(start, b);
+    AttendRow& at = attend_rows_[static_cast<size_t>(b)];
+    at = {};
+    at.blocks = row_blocks_[static_cast<size_t>(b)];
+    at.first_block = layer.first_block(b);
+    at.kv_begin = layer.begin(b);
+    at.kv_end = row.stored();
+    at.q_position = cross ? 0 : slot - row.pad;
+    at.q_count = ragged ? std::clamp<int64_t>(row.seen - slot, 0, queries) : queries;
+    at.bias_column = row.pad - kv_offset;
+  }
+  AttendCall work{};
+  work.q = args.q;
+  work.out = &out;
+  work.lse = lse;
+  work.bias = args.bias == nullptr ? nullptr : &bias;
+  work.sinks = args.sinks;
+  work.rows = attend_rows_.data();
+  work.window = window;
+  work.chunk = chunk;
+  work.scale = args.scale;
+  work.softcap = args.softcap;
+  work.causal = (args.flags & KVP_ATTEND_CAUSAL) != 0;
+  const kvp_status status = sdk::attend({batch, spec.q_heads, p.kv_heads, queries, p.key_dim, p.value_dim, plan_.dtype},
+                                        work, parallel_, scratch_.data(), scratch_.bytes());
+  if (status == KVP_OK && appends) layer.end_append(a, *args.k, *args.v, parallel_);
+  if (status != KVP_OK) layer.cancel_append(a);
+  leave(args.layer);
+  long_list_ = Block();
+  if (status != KVP_OK) {
+    if (batch_ != batch_before) set_batch(batch_before);
+    fail(status, "the attention kernel refused the call (status ", status, ")");
+  }
+  ++counts_.fused_attend_calls;
+}
+
+void PagedCache::reset(const kvp_call&) {
+  views_ = Block();
+  for (const auto& layer : layers_) layer->reset();
+  batch_ = 0;
+  emptied();
+}
+
+void PagedCache::gather(const kvp_call& call, const int64_t* src_rows, int64_t n) {
+  check_gather(src_rows, n, batch_);
+  if (check_only(call)) return;
+  attend_rows_.resize(static_cast<size_t>(std::max(n, batch_)));
+  row_blocks_.resize(attend_rows_.size());
+  const bool allowed = may_allocate(call);
+  if (plan_.capacity >= 0 && fixed_batch_ > 0) ensure_fixed(n, allowed);
+  for (const auto& layer : layers_) layer->prepare_gather(src_rows, n, allowed);
+  if (!empty()) {
+    int64_t longest = 0;
+    for (const auto& layer : layers_) longest = std::max(longest, layer->rows().longest());
+    ensure_scratch(n, allowed);
+    ensure_list(n, longest, allowed);
+  }
+  views_ = Block();
+  for (const auto& layer : layers_) layer->gather(src_rows, n);
+  batch_ = n;
+  note_peak();
+}
+
+void PagedCache::crop(const kvp_call& call, const int64_t* n_remove, int64_t n) {
+  check_crop(n_remove, n, batch_);
+  // Slots that row b keeps.
+  const auto keeps = [&](int64_t b) {
+    int64_t furthest = 0;
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      if (!is_cross(i)) furthest = std::max(furthest, layers_[i]->rows()[b].seen);
+    }
+    return std::max<int64_t>(0, furthest - n_remove[n == 1 ? 0 : b]);
+  };
+  for (int64_t b = 0; b < batch_; ++b) {
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const PagedLayer& at = *layers_[i];
+      if (is_cross(i) || at.can_truncate(b, keeps(b))) continue;
+      fail(KVP_INVALID_STATE, "layer ", i, ": row ", b, " cannot be cut to ", keeps(b), " tokens: its window of ",
+           at.window(), " would need tokens before position ", at.begin(b),
+           ", which are gone; set_rollback before they arrive keeps them");
+    }
+  }
+  if (check_only(call)) return;
+  views_ = Block();
+  const bool nothing = std::all_of(n_remove, n_remove + n, [](int64_t count) { return count == 0; });
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    if (is_cross(i)) continue;
+    if (nothing) layers_[i]->drop_record();
+  }
+  for (int64_t b = 0; b < batch_; ++b) {
+    const int64_t seen = keeps(b);
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      if (!is_cross(i)) layers_[i]->truncate(b, seen);
+    }
+  }
+  for (const auto& layer : layers_) layer->trim();
+}
+
+void PagedCache::set_rollback(const kvp_call& call, int64_t max_tokens) {
+  if (max_tokens < 0) fail(KVP_INVALID_ARGUMENT, "set_rollback to ", max_tokens, " tokens; expected 0 or more");
+  if (check_only(call)) return;
+  const int64_t before = std::exchange(plan_.rollback, std::min(max_tokens, PagedLayer::kMostTokens));
+  for (const auto& layer : layers_) layer->set_rollback(plan_.rollback);
+  if (fixed_batch_ == 0 || plan_.rollback <= before) return;
+  const int64_t rows = std::exchange(fixed_batch_, 0);
+  try {
+    ensure_fixed(rows, may_allocate(call));
+  } catch (...) {
+    fixed_batch_ = rows;
+    plan_.rollback = before;
+    for (const auto& layer : layers_) layer->set_rollback(before);
+    throw;
+  }
+}
+
+void PagedCache::reserve(const kvp_call& call, int64_t batch, int64_t tokens) {
+  if (batch < 0 || tokens < 0) {
+    fail(KVP_INVALID_ARGUMENT, "reserve for batch ", batch, " and ", tokens, " tokens; expected 0 or more");
+  }
+  // Beyond any machine, and near where products of 64 bits overflow.
+  constexpr int64_t kMost = PagedLayer::kMostTokens;
+  if (batch > kMost || tokens > kMost || (batch > 0 && tokens > kMost / batch)) {
+    fail(KVP_OUT_OF_MEMORY, "reserve for batch ", batch, " and ", tokens, " tokens is more than any memory holds");
+  }
+  plan_.check_plan(tokens);
+  if (check_only(call)) return;
+  if (!may_allocate(call)) fail(KVP_INVALID_STATE, "reserve must allocate, but the call forbids it");
+  if (batch == 0 || tokens == 0) return;
+  if (plan_.capacity >= 0) return ensure_fixed(batch, true);
+  ensure_scratch(batch, true);
+  ensure_list(batch, tokens, true);
+  reserve_layers(batch, tokens);
+}
+
+void PagedCache::memory(int32_t layer, kvp_memory& out) const {
+  int64_t tables = 0, stored = 0;
+  const auto count = [&](const PagedLayer& at) {
+    const int64_t tokens = at.stored_tokens() * at.layout().token_bytes();
+    at.store().add_memory(tokens, out);
+    tables += at.table_bytes();
+    stored += tokens;
+  };
+  auto& reserved = out.reserved[KVP_TIER_HOST];
+  auto& used = out.used[KVP_TIER_HOST];
+  if (layer == -1) {
+    for (const auto& at : layers_) count(*at);
+    add_memory(out);
+    tables += static_cast<int64_t>(list_.bytes());
+    used[KVP_PURPOSE_SCRATCH] = scratch_.bytes() + views_.bytes();
+    reserved[KVP_PURPOSE_SCRATCH] = used[KVP_PURPOSE_SCRATCH];
+  } else {
+    count(layer_at(layer));
+  }
+  reserved[KVP_PURPOSE_OTHER] += unsigned_of(tables);
+  used[KVP_PURPOSE_OTHER] = reserved[KVP_PURPOSE_OTHER];
+  out.unquantized = unsigned_of(stored);
+  out.peak[KVP_TIER_HOST] = unsigned_of(peak_);
+  if (layer != -1) out.peak[KVP_TIER_HOST] = reserved[KVP_PURPOSE_KV] + reserved[KVP_PURPOSE_OTHER];
+}
+
+size_t PagedCache::counters(kvp_counter* out, size_t room) const {
+  int64_t pages = 0;
+  for (const auto& layer : layers_) pages += layer->store().held_pages();
+  std::vector<kvp_counter> all = {{"fused_attend_calls", counts_.fused_attend_calls},
+                                  {"view_updates", counts_.view_updates},
+                                  {"bytes_copied_on_write", counts_.bytes_copied_on_write},
+                                  {"pages", unsigned_of(pages)}};
+  if (plan_.capacity >= 0) all.push_back({"allocations", counts_.allocations});
+  add_counters(all);
+  if (out != nullptr) std::copy_n(all.begin(), std::min(room, all.size()), out);
+  return all.size();
+}
+
+}  // namespace kvplug::sdk
