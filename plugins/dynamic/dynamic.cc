@@ -11,7 +11,7 @@ class DynamicCache final : public sdk::PagedCache {
  public:
   static void probe(const kvp_cache_create& create, kvp_cache_info& out) { probe_of(plan_of(create), out); }
   static void plan(const kvp_cache_create& create, int64_t batch, int64_t tokens, kvp_memory& out) {
-    plan_in_host(plan_of(create), false, batch, tokens, out);
+    plan_in_host(plan_of(create), batch, tokens, out);
   }
   static const void* extension(std::string_view id) noexcept {
     return id == KVP_EXT_ATTEND ? sdk::CachePlugin<DynamicCache>::attend_extension() : nullptr;

@@ -33,10 +33,6 @@ int64_t PagedLayer::most_pages(int64_t tokens, int64_t kept) noexcept {
   return std::min(PageLayout::count(tokens), PageLayout::span(kept));
 }
 
-int64_t PagedLayer::pages_at(int64_t tokens, int64_t kept) noexcept {
-  return kept == 0 ? 0 : PageLayout::count(tokens) - std::max<int64_t>(0, tokens - kept) / kBlockTokens;
-}
-
 int64_t PagedLayer::table_bytes(int64_t lines, int64_t tokens, int64_t kept) noexcept {
   return lines * columns(most_pages(tokens, kept)) * static_cast<int64_t>(sizeof(Page*));
 }
@@ -153,23 +149,20 @@ int64_t PagedLayer::freed_by(const Append& a, int64_t b) const noexcept {
 }
 
 void PagedLayer::prepare_append(const Append& a, bool may_allocate) {
-  int64_t copies = 0, fresh = 0, freed = 0, most = 0, wide = 0;
+  int64_t copies = 0, fresh = 0, freed = 0, wide = 0;
   for (int64_t b = 0; b < a.batch; ++b) {
-    const int64_t after = rows_[b].stored() + a.stored(b);
-    most += most_pages(after, kept());
-    wide = std::max(wide, columns(most_pages(after, kept())));
     if (a.stored(b) == 0) continue;
-    const int64_t first = first_page_at(b, after);
-    fresh += std::max<int64_t>(0, PageLayout::count(after) - std::max(held(b).end, first));
+    const int64_t after = rows_[b].stored() + a.stored(b), most = most_pages(after, kept());
+    wide = std::max(wide, columns(most));
+    const int64_t first = first_page_at(b, after), end = PageLayout::count(after);
+    fresh += std::max<int64_t>(0, end - std::max(held(b).end, first));
+    fresh += std::max<int64_t>(0, most - (end - first));  // the ring's spare page
     if (window_ > 0) freed += freed_by(a, b);
     if (!must_copy(a, b)) continue;
     ++copies;
     if (rows_[b].stored() / kBlockTokens < first) ++freed;
   }
-  int64_t pages = std::max(copies, copies + fresh - freed);
-  if (store_->keeps_free_pages()) {
-    pages = std::max(pages, most - store_->held_pages() + store_->free_pages());
-  }
+  const int64_t pages = std::max(copies, copies + fresh - freed);
   const bool table_grows = wide > 0 && (wide > columns_ || n_lines_ > table_lines_);
   if (!may_allocate && (table_grows || pages > store_->free_pages())) {
     fail(KVP_INVALID_STATE, "a prepared call must not allocate, but ", pages, " pages are needed and ",
@@ -236,7 +229,8 @@ void PagedLayer::write(const Append& a, const kvp_tensor& k, const kvp_tensor& v
   };
   for (int64_t b = 0; b < a.batch; ++b) {
     const Span at = span(b);
-    for (int64_t i = at.from / kBlockTokens; i * kBlockTokens < at.to; ++i) entry(held(b), i)->written = true;
+    if (at.from >= at.to) continue;
+    for (int64_t i = at.from / kBlockTokens; i < PageLayout::count(at.to); ++i) entry(held(b), i)->written = true;
   }
   const bool large = a.batch * a.tokens * p.token_bytes() >= kParallelBytes;
   parallel_for(large ? parallel : nullptr, a.batch * p.kv_heads, 1, [&](int64_t begin, int64_t end) {
@@ -404,11 +398,18 @@ int64_t PagedLayer::exclusive_pages() const noexcept {
   return n;
 }
 
-// Shared pages do not count as kept: writing into one needs another.
+// Of what was reserved, shared pages do not count: writing into one needs another. A ring keeps the page that it will
+// need sooner or later.
 void PagedLayer::trim() noexcept {
-  if (store_->keeps_free_pages() || store_->free_pages() == 0) return;
-  if (store_->free_pages() + held_pages() <= kept_pages_) return;
-  store_->trim(kept_pages_ == 0 ? 0 : std::max<int64_t>(0, kept_pages_ - exclusive_pages()));
+  if (!store_->gives_back() || store_->free_pages() == 0) return;
+  int64_t spare = 0;
+  if (window_ > 0) {
+    for (int64_t b = 0; b < rows_.batch(); ++b) {
+      spare += std::max<int64_t>(0, most_pages(rows_[b].stored(), kept()) - (held(b).end - held(b).first));
+    }
+  }
+  if (store_->free_pages() <= spare || store_->free_pages() + held_pages() <= kept_pages_) return;
+  store_->trim(std::max(spare, kept_pages_ == 0 ? 0 : kept_pages_ - exclusive_pages()));
 }
 
 void PagedLayer::release_all() noexcept {

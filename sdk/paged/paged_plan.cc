@@ -78,12 +78,8 @@ int64_t PagedCache::Plan::held_tokens(int64_t tokens) const noexcept {
   return limited() ? capacity : PagedLayer::kMostTokens;
 }
 
-int64_t PagedCache::Plan::most_pages(const Spec& spec, int64_t tokens) const noexcept {
+int64_t PagedCache::Plan::pages(const Spec& spec, int64_t tokens) const noexcept {
   return PagedLayer::most_pages(held_tokens(tokens), kept(spec));
-}
-
-int64_t PagedCache::Plan::pages_at(const Spec& spec, int64_t tokens) const noexcept {
-  return capacity < 0 ? PagedLayer::pages_at(tokens, kept(spec)) : most_pages(spec, tokens);
 }
 
 // A decode step of a window shows one page more than the window may touch: its own token's.
@@ -137,19 +133,15 @@ void PagedCache::Plan::add_books(int64_t batch, int64_t tokens, kvp_memory& out)
   out.peak[KVP_TIER_HOST] += unsigned_of(tables + list + scratch + on_top);
 }
 
-void PagedCache::plan_in_host(const Plan& plan, bool keeps_free_pages, int64_t batch, int64_t tokens, kvp_memory& out) {
+void PagedCache::plan_in_host(const Plan& plan, int64_t batch, int64_t tokens, kvp_memory& out) {
   plan.check_plan(tokens);
   if (batch == 0 || tokens == 0) return;
   plan.add_books(batch, tokens, out);
-  int64_t pages = 0, most = 0;
-  for (const Spec& spec : plan.specs) {
-    const int64_t bytes = batch * HeapPages::page_bytes(spec.layout);
-    most += plan.most_pages(spec, tokens) * bytes;
-    pages += (keeps_free_pages ? plan.most_pages(spec, tokens) : plan.pages_at(spec, tokens)) * bytes;
-  }
+  int64_t pages = 0;
+  for (const Spec& spec : plan.specs) pages += batch * plan.pages(spec, tokens) * HeapPages::page_bytes(spec.layout);
   out.reserved[KVP_TIER_HOST][KVP_PURPOSE_KV] += unsigned_of(pages);
   out.used[KVP_TIER_HOST][KVP_PURPOSE_KV] += out.unquantized;
-  out.peak[KVP_TIER_HOST] += unsigned_of(most);
+  out.peak[KVP_TIER_HOST] += unsigned_of(pages);
 }
 
 void PagedCache::probe_of(const Plan& plan, kvp_cache_info& out) {

@@ -18,8 +18,10 @@
 //   void memory(int32_t layer, kvp_memory& out) const;
 //   size_t counters(kvp_counter* out, size_t room) const noexcept;              (returns how many there are)
 //   static const void* extension(std::string_view id) noexcept;
-//   void attend_probe(const kvp_attend_desc&) const;                            (if extension() hands out
-//   attend_extension()) void attend(const kvp_call&, const kvp_attend_args&, kvp_tensor& out, kvp_tensor* lse);
+// and, if extension() hands out attend_extension() or offload_extension(),
+//   void attend_probe(const kvp_attend_desc&) const;
+//   void attend(const kvp_call&, const kvp_attend_args&, kvp_tensor& out, kvp_tensor* lse);
+//   void begin_step(const kvp_call&), prefetch(const kvp_call&, int32_t layer), end_step(const kvp_call&);
 #pragma once
 
 #include <kvplug/sdk/status.h>
@@ -39,6 +41,10 @@ class CachePlugin {
   }
   static const kvp_attend_ext* attend_extension() noexcept {
     static const kvp_attend_ext table = {sizeof(kvp_attend_ext), attend_probe, attend};
+    return &table;
+  }
+  static const kvp_offload_ext* offload_extension() noexcept {
+    static const kvp_offload_ext table = {sizeof(kvp_offload_ext), begin_step, prefetch, end_step};
     return &table;
   }
 
@@ -147,6 +153,16 @@ class CachePlugin {
       if (out == nullptr) fail(KVP_INVALID_ARGUMENT, "attend without a tensor for the result");
       cache.attend(read_struct(call), read_struct(args), *out, lse);
     });
+  }
+
+  static int32_t begin_step(kvp_cache* self, const kvp_call* call, kvp_error* err) {
+    return on(self, err, [&](Cache& cache) { cache.begin_step(read_struct(call)); });
+  }
+  static int32_t prefetch(kvp_cache* self, const kvp_call* call, int32_t layer, kvp_error* err) {
+    return on(self, err, [&](Cache& cache) { cache.prefetch(read_struct(call), layer); });
+  }
+  static int32_t end_step(kvp_cache* self, const kvp_call* call, kvp_error* err) {
+    return on(self, err, [&](Cache& cache) { cache.end_step(read_struct(call)); });
   }
 
   static kvp_cache_iface make_iface() noexcept {

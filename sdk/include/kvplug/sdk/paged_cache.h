@@ -4,7 +4,7 @@
 // (PageStore), whether there is a capacity, and, where its pages are not always in memory, brings them there.
 //
 // What it holds once `tokens` are stored in each of `batch` rows, exactly as plan() says:
-//   kv       a layer's pages: all of the row, or the window's (PagedLayer); with a capacity always those of all tokens
+//   kv       a layer's pages: all of the row, or a ring for its window; with a capacity always those of all tokens
 //   other    the page tables, 8 bytes a page in steps of 32 pages a row, and one list of blocks for all layers
 //   scratch  what attend needs: a function of heads, dims and threads, 16 bytes a row; never of the length
 // reserve() takes the same in advance. Views are made in one buffer, held until the next changing call; they count in
@@ -57,9 +57,8 @@ class PagedCache {
     int64_t kept(const Spec& spec) const noexcept { return PagedLayer::kept(spec.window, rollback); }
     // Tokens that memory is held for once `tokens` are stored.
     int64_t held_tokens(int64_t tokens) const noexcept;
-    // Most pages of a row on the way to `tokens` stored ones, and those held in the end.
-    int64_t most_pages(const Spec& spec, int64_t tokens) const noexcept;
-    int64_t pages_at(const Spec& spec, int64_t tokens) const noexcept;
+    // Pages held for a row.
+    int64_t pages(const Spec& spec, int64_t tokens) const noexcept;
     int64_t list_columns(int64_t tokens) const noexcept;
     int64_t scratch_bytes(int64_t batch, int32_t workers) const noexcept;
     void check_plan(int64_t tokens) const;
@@ -67,7 +66,7 @@ class PagedCache {
     void add_books(int64_t batch, int64_t tokens, kvp_memory& out) const;
   };
   // The plan of a cache whose pages lie in host memory.
-  static void plan_in_host(const Plan& plan, bool keeps_free_pages, int64_t batch, int64_t tokens, kvp_memory& out);
+  static void plan_in_host(const Plan& plan, int64_t batch, int64_t tokens, kvp_memory& out);
   static void probe_of(const Plan& plan, kvp_cache_info& out);
 
   using Stores = std::vector<std::unique_ptr<PageStore>>;  // one a layer

@@ -34,8 +34,7 @@ class PagedLayer {
   static int64_t kept(int64_t window, int64_t rollback) noexcept {
     return window == 0 ? kMostTokens : std::min(kMostTokens, window - 1 + rollback);
   }
-  // Pages of a row once `tokens` are stored: those held, and the most that are held at any time on the way there.
-  static int64_t pages_at(int64_t tokens, int64_t kept) noexcept;
+  // Pages held for a row once `tokens` are stored: as many as were ever needed on the way there.
   static int64_t most_pages(int64_t tokens, int64_t kept) noexcept;
   // Bytes of the table of `lines` rows.
   static int64_t table_bytes(int64_t lines, int64_t tokens, int64_t kept) noexcept;

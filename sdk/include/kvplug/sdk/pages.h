@@ -83,9 +83,8 @@ class PageStore {
     if (page->refs.fetch_sub(1, std::memory_order_acq_rel) == 1) push(page);
   }
 
-  // True: free pages stay with the store, so it holds as many as were ever needed at once.
-  virtual bool keeps_free_pages() const noexcept { return true; }
-  // Gives free pages back until `keep` are left, where the store gives back at all.
+  // Whether trim() gives free pages back, until `keep` are left; else they stay with the store.
+  virtual bool gives_back() const noexcept { return false; }
   virtual void trim(int64_t) noexcept {}
   // Pages that this store took and that are not given back.
   virtual int64_t held_pages() const noexcept = 0;
@@ -160,7 +159,7 @@ class HeapPages final : public PageStore {
   }
 
   void ensure(int64_t n) override;
-  bool keeps_free_pages() const noexcept override { return false; }
+  bool gives_back() const noexcept override { return true; }
   void trim(int64_t keep) noexcept override;
   int64_t held_pages() const noexcept override { return ledger_->pages(); }
   void add_memory(int64_t used, kvp_memory& memory) const noexcept override;
