@@ -166,7 +166,7 @@ class Stack final : public CacheStack {
     change_all(call, [&](const CacheInstance& instance, const kvp_call& how) {
       instance.call("gather", instance.iface().gather, &how, src_rows.data(), n);
     });
-    batch_ = n;
+    if ((call.flags & KVP_CALL_CHECK) == 0) batch_ = n;
   }
 
   void set_rollback(const kvp_call& call, int64_t max_tokens) override {
