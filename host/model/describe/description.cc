@@ -103,7 +103,9 @@ void pick_tensors(Checkpoint& checkpoint, Description& d) {
   picker.take(d.embed_tokens, {d.vocab_size, d.hidden_size});
   for (const LayerDescription& layer : d.layers) {
     const LayerNames& n = layer.names;
-    picker.take(n.input_norm, {d.hidden_size});
+    for (const std::string* norm : {&n.input_norm, &n.attention_out_norm, &n.mlp_norm, &n.mlp_out_norm}) {
+      if (!norm->empty()) picker.take(*norm, {d.hidden_size});
+    }
     linear(n.q, q, d.hidden_size, d.qkv_bias);
     linear(n.k, kv, d.hidden_size, d.qkv_bias);
     linear(n.v, kv, d.hidden_size, d.qkv_bias);
@@ -112,10 +114,14 @@ void pick_tensors(Checkpoint& checkpoint, Description& d) {
       picker.take(n.q_norm, {d.head_dim});
       picker.take(n.k_norm, {d.head_dim});
     }
-    picker.take(n.post_attention_norm, {d.hidden_size});
-    linear(n.gate, d.intermediate_size, d.hidden_size, d.mlp_bias);
-    linear(n.up, d.intermediate_size, d.hidden_size, d.mlp_bias);
-    linear(n.down, d.hidden_size, d.intermediate_size, d.mlp_bias);
+    linear(n.gate, layer.intermediate_size, d.hidden_size, d.mlp_bias);
+    linear(n.up, layer.intermediate_size, d.hidden_size, d.mlp_bias);
+    linear(n.down, d.hidden_size, layer.intermediate_size, d.mlp_bias);
+    if (layer.has_experts()) {
+      linear(n.router, d.experts, d.hidden_size, false);
+      picker.take(n.experts_gate_up, {d.experts, d.hidden_size, 2 * d.expert_size});
+      picker.take(n.experts_down, {d.experts, d.expert_size, d.hidden_size});
+    }
   }
   picker.take(d.final_norm, {d.hidden_size});
   if (!d.tie_word_embeddings) picker.take(d.lm_head, {d.vocab_size, d.hidden_size});

@@ -1,33 +1,76 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/describe/families.h"
 
-#include <array>
+#include <cmath>
 #include <string_view>
 
+#include "model/describe/families/family.h"
 #include "model/describe/rope.h"
 
 namespace kvplug::model {
 namespace {
 
-// Defaults are those of the family's configuration class in Transformers; 0 = "as many as query heads" / hidden /
-// heads.
-struct Family {
-  std::string_view model_type, architecture;
-  int64_t kv_heads, head_dim, max_position_embeddings;
-  bool qkv_bias;   // a bias on q, k, v without a flag in config.json
-  bool bias_flag;  // attention_bias (q, k, v and o) is a key of this family
-  bool mlp_bias_flag;
-  bool qk_norm;
-  int64_t sliding_window;  // what an absent key means
-  bool window_gate;        // use_sliding_window (default false) switches the window on
+constexpr Family kFamilies[] = {
+    {.model_type = "llama",
+     .architecture = "LlamaForCausalLM",
+     .max_position_embeddings = 2048,
+     .bias_flag = true,
+     .mlp_bias_flag = true},
+    {.model_type = "mistral",
+     .architecture = "MistralForCausalLM",
+     .kv_heads = 8,
+     .max_position_embeddings = 131072,
+     .rule = LayerRule::kSliding,
+     .window_key = "sliding_window",
+     .window = 4096},
+    {.model_type = "qwen2",
+     .architecture = "Qwen2ForCausalLM",
+     .kv_heads = 32,
+     .max_position_embeddings = 32768,
+     .qkv_bias = true,
+     .rule = LayerRule::kLastSliding,
+     .window_key = "sliding_window",
+     .window = 4096,
+     .window_gate = true,
+     .full_layers = 28},
+    {.model_type = "qwen3",
+     .architecture = "Qwen3ForCausalLM",
+     .kv_heads = 32,
+     .head_dim = 128,
+     .max_position_embeddings = 32768,
+     .bias_flag = true,
+     .qk_norm = true,
+     .rule = LayerRule::kLastSliding,
+     .window_key = "sliding_window",
+     .window = 4096,
+     .window_gate = true,
+     .full_layers = 28},
+    {.model_type = "gemma2",
+     .architecture = "Gemma2ForCausalLM",
+     .kv_heads = 4,
+     .head_dim = 256,
+     .max_position_embeddings = 8192,
+     .tie_word_embeddings = true,
+     .act_key = "hidden_activation",
+     .act = "gelu_pytorch_tanh",
+     .bias_flag = true,
+     .rule = LayerRule::kAlternating,
+     .window_key = "sliding_window",
+     .window = 4096,
+     .read_more = read_gemma2},
+    {.model_type = "llama4_text",
+     .architecture = "Llama4ForCausalLM",
+     .kv_heads = 8,
+     .head_dim = 128,
+     .max_position_embeddings = 131072,
+     .rms_norm_eps = 1e-5,
+     .rope_theta = 500000.0,
+     .bias_flag = true,
+     .rule = LayerRule::kChunked,
+     .window_key = "attention_chunk_size",
+     .window = 8192,
+     .read_more = read_llama4},
 };
-
-constexpr std::array<Family, 4> kFamilies{{
-    {"llama", "LlamaForCausalLM", 0, 0, 2048, false, true, true, false, 0, false},
-    {"mistral", "MistralForCausalLM", 8, 0, 131072, false, false, false, false, 4096, false},
-    {"qwen2", "Qwen2ForCausalLM", 32, 0, 32768, true, false, false, false, 4096, true},
-    {"qwen3", "Qwen3ForCausalLM", 32, 128, 32768, false, true, false, true, 4096, true},
-}};
 
 constexpr int64_t kMaxCount = 1 << 16;  // heads, layers
 constexpr int64_t kMaxWidth = 1 << 20;  // hidden sizes
@@ -62,46 +105,22 @@ void refuse_unsupported_parts(const ConfigReader& config) {
   }
   if (config.has("auto_map")) {
     config.fail("auto_map", "the model needs code of its own, which is never run",
-                "use a model of a known family: Llama, Mistral, Qwen2, Qwen3");
-  }
-  if (const std::string act = config.string_or("hidden_act", "silu"); act != "silu" && act != "swish") {
-    config.fail("hidden_act", "\"" + act + "\" is not supported in this release", "known: silu");
+                "use a model of a known family: Llama, Mistral, Qwen2, Qwen3, Gemma 2, Llama 4 (text)");
   }
 }
 
-// Windows are part of a later release: a model whose window can bite is refused, one whose window cannot is full.
-void refuse_windows(const ConfigReader& config, const Family& family, Description& out) {
-  const bool gated_off = family.window_gate && !config.boolean_or("use_sliding_window", false);
-  int64_t window = 0;
-  if (family.sliding_window != 0 && !gated_off) {
-    window = config.json().contains("sliding_window") ? config.integer_or("sliding_window", 1, INT32_MAX, 0)
-                                                      : family.sliding_window;
-  }
-  if (window != 0 && window < out.max_position_embeddings) {
-    config.fail("sliding_window", std::to_string(window) + " is smaller than max_position_embeddings " +
-                                      std::to_string(out.max_position_embeddings) +
-                                      "; sliding-window layers are not supported in this release");
-  }
-  if (const auto* types = config.find("layer_types")) {
-    if (!types->is_array() || types->size() != out.layers.size()) {
-      config.fail("layer_types", "expected a list of " + std::to_string(out.layers.size()) + " words, one a layer");
-    }
-    for (const auto& type : *types) {
-      if (type == "full_attention" || (type == "sliding_attention" && window != 0)) continue;
-      config.fail(
-          "layer_types",
-          type.dump() + (type == "sliding_attention" && gated_off ? " contradicts use_sliding_window = false"
-                                                                  : " layers are not supported in this release"),
-          "known: full_attention");
-    }
-  }
+std::string read_activation(const ConfigReader& config, const Family& family) {
+  const std::string act = config.string_or(family.act_key, family.act);
+  if (act == "silu" || act == "swish") return "silu";
+  if (act == "gelu_pytorch_tanh") return act;
+  config.fail(family.act_key, "\"" + act + "\" is not supported in this release", "known: silu, gelu_pytorch_tanh");
 }
 
 LayerNames layer_names(int64_t index, bool qk_norm) {
   const std::string layer = "model.layers." + std::to_string(index) + ".";
   LayerNames names;
   names.input_norm = layer + "input_layernorm.weight";
-  names.post_attention_norm = layer + "post_attention_layernorm.weight";
+  names.mlp_norm = layer + "post_attention_layernorm.weight";
   names.q = layer + "self_attn.q_proj";
   names.k = layer + "self_attn.k_proj";
   names.v = layer + "self_attn.v_proj";
@@ -124,7 +143,7 @@ void apply_family(const ConfigReader& config, Description& out) {
   out.model_type = family.model_type;
   out.vocab_size = config.integer("vocab_size", 1, kMaxVocab);
   out.hidden_size = config.integer("hidden_size", 1, kMaxWidth);
-  out.intermediate_size = config.integer("intermediate_size", 1, kMaxWidth);
+  const int64_t intermediate_size = config.integer("intermediate_size", 1, kMaxWidth);
   out.q_heads = config.integer("num_attention_heads", 1, kMaxCount);
   const bool kv_named = config.json().contains("num_key_value_heads");
   out.kv_heads = config.integer_or("num_key_value_heads", 1, kMaxCount,
@@ -146,21 +165,22 @@ void apply_family(const ConfigReader& config, Description& out) {
     config.fail("head_dim", std::to_string(out.head_dim) + " is odd; rotary embedding needs pairs");
   out.max_position_embeddings =
       config.integer_or("max_position_embeddings", 1, INT32_MAX, family.max_position_embeddings);
-  out.rms_norm_eps = config.number_or("rms_norm_eps", 0.0, 1.0, 1e-6);
-  out.hidden_act = config.string_or("hidden_act", "silu");
-  out.tie_word_embeddings = config.boolean_or("tie_word_embeddings", false);
+  out.rms_norm_eps = config.number_or("rms_norm_eps", 0.0, 1.0, family.rms_norm_eps);
+  out.hidden_act = read_activation(config, family);
+  out.tie_word_embeddings = config.boolean_or("tie_word_embeddings", family.tie_word_embeddings);
   const bool attention_bias = family.bias_flag && config.boolean_or("attention_bias", false);
   out.qkv_bias = family.qkv_bias || attention_bias;
   out.o_bias = attention_bias;
   out.mlp_bias = family.mlp_bias_flag && config.boolean_or("mlp_bias", false);
   out.qk_norm = family.qk_norm;
-  out.rope = read_rope(config, out.max_position_embeddings);
+  out.attention_scale = 1.0 / std::sqrt(static_cast<double>(out.head_dim));
+  out.rope = read_rope(config, out.max_position_embeddings, family.rope_theta);
 
   out.layers.resize(static_cast<size_t>(config.integer("num_hidden_layers", 1, kMaxCount)));
-  refuse_windows(config, family, out);
   for (size_t i = 0; i < out.layers.size(); ++i) {
     LayerDescription& layer = out.layers[i];
     layer.names = layer_names(static_cast<int64_t>(i), out.qk_norm);
+    layer.intermediate_size = intermediate_size;
     layer.cache.struct_size = sizeof layer.cache;
     layer.cache.kind = KVP_LAYER_FULL;
     layer.cache.q_heads = static_cast<int32_t>(out.q_heads);
@@ -169,6 +189,8 @@ void apply_family(const ConfigReader& config, Description& out) {
     layer.cache.shared_with = -1;
     layer.cache.model_layer = static_cast<int32_t>(i);
   }
+  if (family.read_more != nullptr) family.read_more(config, out);
+  set_layer_kinds(config, family, out);
   out.embed_tokens = "model.embed_tokens.weight";
   out.final_norm = "model.norm.weight";
   out.lm_head = out.tie_word_embeddings ? out.embed_tokens : "lm_head.weight";

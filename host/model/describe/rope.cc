@@ -15,7 +15,7 @@ void refuse_other_rotary(const ConfigReader& from) {
 
 }  // namespace
 
-Rope read_rope(const ConfigReader& config, int64_t max_position_embeddings) {
+Rope read_rope(const ConfigReader& config, int64_t max_position_embeddings, double default_theta) {
   const auto parameters = config.object("rope_parameters");
   const auto scaling = config.object("rope_scaling");
   refuse_other_rotary(config);
@@ -23,7 +23,7 @@ Rope read_rope(const ConfigReader& config, int64_t max_position_embeddings) {
     config.fail("rope_scaling", "contradicts rope_parameters in the same file", "keep one of the two");
   }
   Rope rope;
-  rope.theta = config.number_or("rope_theta", 1e-3, 1e12, rope.theta);
+  rope.theta = config.number_or("rope_theta", 1e-3, 1e12, default_theta);
   const auto& detail = parameters ? parameters : scaling;
   if (!detail) return rope;
 

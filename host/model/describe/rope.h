@@ -11,7 +11,8 @@
 
 namespace kvplug::model {
 
-Rope read_rope(const ConfigReader& config, int64_t max_position_embeddings);
+// default_theta: what the family means by an absent rope_theta.
+Rope read_rope(const ConfigReader& config, int64_t max_position_embeddings, double default_theta);
 
 // Inverse frequencies, [head_dim / 2] float32, computed as Transformers does (llama3: Llama 3.1's wavelength bands).
 std::vector<float> inverse_frequencies(const Rope& rope, int64_t head_dim);

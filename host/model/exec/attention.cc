@@ -2,7 +2,6 @@
 #include "model/exec/attention.h"
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 
 #include "core/error.h"
@@ -13,7 +12,6 @@ namespace {
 
 constexpr int64_t kExpectedTokens = 8192;
 
-float scale_of(const kvp_layer& layer) { return static_cast<float>(1.0 / std::sqrt(layer.key_dim)); }
 int64_t window_of(const kvp_layer& layer) { return layer.kind == KVP_LAYER_SLIDING ? layer.window : 0; }
 int64_t chunk_of(const kvp_layer& layer) { return layer.kind == KVP_LAYER_CHUNKED ? layer.window : 0; }
 
@@ -34,8 +32,9 @@ const void* element(const kvp_tensor& t, int64_t b, int64_t column) {
 
 }  // namespace
 
-Attention::Attention(std::span<const kvp_layer> layers, Type type, const StepShape& shape, CacheStack* stack)
-    : layers_(layers.begin(), layers.end()), type_(type), shape_(shape) {
+Attention::Attention(std::span<const kvp_layer> layers, Type type, Scores scores, const StepShape& shape,
+                     CacheStack* stack)
+    : layers_(layers.begin(), layers.end()), type_(type), scores_(scores), shape_(shape) {
   row_seen_.resize(static_cast<size_t>(shape.max_batch));
   row_pad_.resize(static_cast<size_t>(shape.max_batch));
   rows_.resize(static_cast<size_t>(shape.max_batch));
@@ -56,7 +55,8 @@ void Attention::ask(CacheStack* stack) {
       desc.max_batch = shape_.max_batch;
       desc.max_query = shape_.max_query;
       desc.q_dtype = desc.out_dtype = dtype_of(type_);
-      desc.scale = scale_of(layer);
+      desc.scale = scores_.scale;
+      desc.softcap = scores_.softcap;
       desc.window = window_of(layer);
       desc.chunk = chunk_of(layer);
       fused_[i] = stack->can_attend(desc.layer, desc, nullptr);
@@ -74,7 +74,7 @@ void Attention::ask(CacheStack* stack) {
   blocks_.reserve(static_cast<size_t>(shape_.max_batch * (tokens / sdk::kBlockTokens + 2)));
 }
 
-void Attention::begin(const ForwardInput& input, CacheStack* stack, int64_t* positions) {
+void Attention::begin(const ForwardInput& input, CacheStack* stack, int64_t* positions, int64_t* slots) {
   if (stack != stack_) ask(stack);
   input_ = &input;
   const auto batch = static_cast<size_t>(input.batch);
@@ -84,7 +84,10 @@ void Attention::begin(const ForwardInput& input, CacheStack* stack, int64_t* pos
   for (size_t b = 0; b < batch; ++b) {
     if (input.pad != nullptr) row_pad_[b] += input.pad[b];
     const int64_t first = row_seen_[b] - row_pad_[b];
-    for (int64_t i = 0; i < input.tokens; ++i) *positions++ = std::max<int64_t>(0, first + i);
+    for (int64_t i = 0; i < input.tokens; ++i) {
+      *positions++ = std::max<int64_t>(0, first + i);
+      *slots++ = row_seen_[b] + i;
+    }
   }
 }
 
@@ -111,7 +114,8 @@ void Attention::run(int32_t index, const kvp_tensor& q, const kvp_tensor& k, con
     args.flags = KVP_ATTEND_CAUSAL;
     args.q = &q, args.k = &k, args.v = &v;
     args.pad = input_->pad, args.count = input_->count;
-    args.scale = scale_of(layer);
+    args.scale = scores_.scale;
+    args.softcap = scores_.softcap;
     args.window = window_of(layer);
     args.chunk = chunk_of(layer);
     stack_->attend(call(), args, out, nullptr);
@@ -166,8 +170,8 @@ void Attention::attend_views(const kvp_layer& layer, const kvp_tensor& q, const 
                                .rows = rows_.data(),
                                .window = window_of(layer),
                                .chunk = chunk_of(layer),
-                               .scale = scale_of(layer),
-                               .softcap = 0,
+                               .scale = scores_.scale,
+                               .softcap = scores_.softcap,
                                .causal = true};
   const kvp_status status = sdk::attend(attend_shape(layer, type_, input_->batch, input_->tokens), attend,
                                         torch_parallel(), scratch_.data(), scratch_.size());

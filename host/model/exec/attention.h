@@ -16,15 +16,21 @@
 
 namespace kvplug::model {
 
+// What becomes of q.k: softcap(scale * q.k), softcap(x) = c * tanh(x / c), 0 = none.
+struct Scores {
+  float scale = 1, softcap = 0;
+};
+
 class Attention {
  public:
   // Asks the stack (NULL = no cache) which layers it attends to itself. Throws kUnsupported if the kernel cannot serve
   // the shape.
-  Attention(std::span<const kvp_layer> layers, Type type, const StepShape& shape, CacheStack* stack);
+  Attention(std::span<const kvp_layer> layers, Type type, Scores scores, const StepShape& shape, CacheStack* stack);
 
   // Before the layers of a forward: takes the rows' lengths from the stack and works out every token's position.
-  // positions: [batch * tokens], row position of each token, 0 for padding.
-  void begin(const ForwardInput& input, CacheStack* stack, int64_t* positions);
+  // [batch * tokens] each: positions, the row position of each token, 0 for padding; slots, the same with the row's
+  // padding counted.
+  void begin(const ForwardInput& input, CacheStack* stack, int64_t* positions, int64_t* slots);
 
   // q [batch, q_heads, tokens, dim]; k, v [batch, kv_heads, tokens, dim] of this forward, appended to the cache; out as
   // q. Padding gets 0.
@@ -46,6 +52,7 @@ class Attention {
 
   const std::vector<kvp_layer> layers_;
   const Type type_;
+  const Scores scores_;
   const StepShape shape_;
   CacheStack* stack_ = nullptr;
   std::vector<bool> fused_;

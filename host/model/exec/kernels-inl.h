@@ -3,104 +3,12 @@
 // in tiles of floats that stay in the first-level cache; the loops are plain and left to the vectoriser. Everything
 // lies in a namespace of its own and nothing inline from the standard library is used: code built for a newer CPU must
 // never be merged with code that runs on an older one.
-#include <stdint.h>
-#include <string.h>
-
-#if defined(__F16C__)
-#include <immintrin.h>
-#endif
-
 #include "model/exec/kernels.h"
+#include "model/exec/kernels_curves-inl.h"
+#include "model/exec/kernels_types-inl.h"
 
 namespace kvplug::model::KVPLUG_LEVEL {
 namespace {
-
-constexpr int64_t kTile = 256;
-constexpr int kLanes = 16;
-
-inline uint32_t bits_of(float x) {
-  uint32_t u;
-  memcpy(&u, &x, 4);
-  return u;
-}
-inline float float_of(uint32_t u) {
-  float x;
-  memcpy(&x, &u, 4);
-  return x;
-}
-inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
-struct F32 {
-  using Stored = float;
-};
-struct BF16 {
-  using Stored = uint16_t;
-};
-struct F16 {
-  using Stored = uint16_t;
-};
-
-inline void widen(F32, const float* x, float* y, int64_t n) { memcpy(y, x, static_cast<size_t>(n) * 4); }
-inline void narrow(F32, const float* x, float* y, int64_t n) { memcpy(y, x, static_cast<size_t>(n) * 4); }
-inline void round_to(F32, float*, int64_t) {}
-
-// Round to nearest, ties to even; a NaN stays one.
-inline uint32_t bf16_of(float x) {
-  const uint32_t u = bits_of(x);
-  const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  return (u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : rounded;
-}
-inline void widen(BF16, const uint16_t* x, float* y, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) y[i] = float_of(static_cast<uint32_t>(x[i]) << 16);
-}
-inline void narrow(BF16, const float* x, uint16_t* y, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) y[i] = static_cast<uint16_t>(bf16_of(x[i]));
-}
-inline void round_to(BF16, float* x, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) x[i] = float_of(bf16_of(x[i]) << 16);
-}
-
-inline float float_of_half(uint16_t h) {
-  const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16, magnitude = h & 0x7fffu;
-  if (magnitude >= 0x7c00u) return float_of(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
-  // Subnormal halves come out right because the product with 2^112 is exact.
-  return float_of(bits_of(float_of(magnitude << 13) * float_of(0x77800000u)) | sign);
-}
-inline uint16_t half_of_float(float x) {
-  const uint32_t u = bits_of(x), sign = (u >> 16) & 0x8000u, magnitude = u & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u | (magnitude >> 13 & 0x3ffu));
-  if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
-  if (magnitude < 0x38800000u) {  // subnormal: adding 0.5 leaves the rounded value in the low bits
-    return static_cast<uint16_t>(sign | (bits_of(float_of(magnitude) + 0.5f) - 0x3f000000u));
-  }
-  return static_cast<uint16_t>(sign | ((magnitude + 0xc8000fffu + (magnitude >> 13 & 1u)) >> 13));
-}
-inline void widen(F16, const uint16_t* x, float* y, int64_t n) {
-  int64_t i = 0;
-#if defined(__F16C__)
-  for (; i + 8 <= n; i += 8) {
-    _mm256_storeu_ps(y + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x + i))));
-  }
-#endif
-  for (; i < n; ++i) y[i] = float_of_half(x[i]);
-}
-inline void narrow(F16, const float* x, uint16_t* y, int64_t n) {
-  int64_t i = 0;
-#if defined(__F16C__)
-  for (; i + 8 <= n; i += 8) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(y + i), _mm256_cvtps_ph(_mm256_loadu_ps(x + i), 0));
-  }
-#endif
-  for (; i < n; ++i) y[i] = half_of_float(x[i]);
-}
-inline void round_to(F16 type, float* x, int64_t n) {
-  uint16_t half[kTile];
-  for (int64_t i = 0; i < n; i += kTile) {
-    const int64_t count = smaller(n - i, kTile);
-    narrow(type, x + i, half, count);
-    widen(type, half, x + i, count);
-  }
-}
 
 struct Lanes {
   float sum[kLanes];
@@ -125,15 +33,15 @@ inline float inverse_rms(const Lanes& lanes, int64_t n, float eps) {
   return 1.0f / __builtin_sqrtf(total(lanes) / static_cast<float>(n) + eps);
 }
 
-// tile = weight * round(tile * inverse), rounded.
-template <class T>
+// tile = weight * round(tile * inverse); kOnce: without that rounding.
+template <class T, bool kOnce = false>
 inline void scale_tile(float* tile, const float* weight, float inverse, int64_t n) {
   for (int64_t i = 0; i < n; ++i) tile[i] *= inverse;
-  round_to(T{}, tile, n);
+  if (!kOnce) round_to(T{}, tile, n);
   for (int64_t i = 0; i < n; ++i) tile[i] *= weight[i];
 }
 
-template <class T>
+template <class T, bool kOnce>
 void normalise(const typename T::Stored* x, const Lanes& lanes, const float* weight, float eps, typename T::Stored* y,
                int64_t n) {
   const float inverse = inverse_rms(lanes, n, eps);
@@ -141,12 +49,12 @@ void normalise(const typename T::Stored* x, const Lanes& lanes, const float* wei
   for (int64_t i = 0; i < n; i += kTile) {
     const int64_t count = smaller(n - i, kTile);
     widen(T{}, x + i, tile, count);
-    scale_tile<T>(tile, weight + i, inverse, count);
+    scale_tile<T, kOnce>(tile, weight + i, inverse, count);
     narrow(T{}, tile, y + i, count);
   }
 }
 
-template <class T>
+template <class T, bool kOnce>
 void rms_norm(const void* from, const float* weight, float eps, void* to, int64_t rows, int64_t n) {
   float tile[kTile];
   for (int64_t r = 0; r < rows; ++r) {
@@ -157,11 +65,11 @@ void rms_norm(const void* from, const float* weight, float eps, void* to, int64_
       widen(T{}, x + i, tile, count);
       add_squares(lanes, tile, count);
     }
-    normalise<T>(x, lanes, weight, eps, static_cast<typename T::Stored*>(to) + r * n, n);
+    normalise<T, kOnce>(x, lanes, weight, eps, static_cast<typename T::Stored*>(to) + r * n, n);
   }
 }
 
-template <class T>
+template <class T, bool kOnce>
 void add_rms_norm(void* into, const void* delta, const float* weight, float eps, void* to, int64_t rows, int64_t n) {
   float tile[kTile], more[kTile];
   for (int64_t r = 0; r < rows; ++r) {
@@ -177,7 +85,7 @@ void add_rms_norm(void* into, const void* delta, const float* weight, float eps,
       narrow(T{}, tile, x + i, count);
       add_squares(lanes, tile, count);
     }
-    normalise<T>(x, lanes, weight, eps, static_cast<typename T::Stored*>(to) + r * n, n);
+    normalise<T, kOnce>(x, lanes, weight, eps, static_cast<typename T::Stored*>(to) + r * n, n);
   }
 }
 
@@ -216,45 +124,68 @@ void rope(void* x, int64_t row_stride, int64_t rows, int64_t heads, int64_t head
   }
 }
 
-// exp for |x| <= 88; 2 units in the last place. Cephes' polynomial.
-inline float exp_of(float x) {
-  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  const float shifted = x * 1.44269504088896341f + magic;
-  const float k = shifted - magic;
-  const float r = (x - k * 0.693359375f) - k * -2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = (p * r) * r + r + 1.0f;
-  return p * float_of((bits_of(shifted) - 0x4b400000u + 127u) << 23);
-}
-
-// Within -88..88; a NaN stays one.
-inline float limited(float x) {
-  x = x > 88.0f ? 88.0f : x;
-  return x < -88.0f ? -88.0f : x;
+template <class T>
+void rope_pairs(void* x, int64_t row_stride, int64_t rows, int64_t heads, int64_t head_dim, const float* cos,
+                const float* sin, bool unit_norm, float eps) {
+  const int64_t half = head_dim / 2;
+  float head[kMaxHeadDim];
+  for (int64_t r = 0; r < rows; ++r) {
+    const float *c = cos + r * half, *s = sin + r * half;
+    for (int64_t h = 0; h < heads; ++h) {
+      auto* at = static_cast<typename T::Stored*>(x) + r * row_stride + h * head_dim;
+      widen(T{}, at, head, head_dim);
+      for (int64_t i = 0; i < half; ++i) {
+        const float a = head[2 * i], b = head[2 * i + 1];
+        head[2 * i] = a * c[i] - b * s[i];
+        head[2 * i + 1] = a * s[i] + b * c[i];
+      }
+      if (unit_norm) {
+        round_to(T{}, head, head_dim);
+        Lanes lanes{};
+        add_squares(lanes, head, head_dim);
+        const float inverse = inverse_rms(lanes, head_dim, eps);
+        for (int64_t i = 0; i < head_dim; ++i) head[i] *= inverse;
+      }
+      narrow(T{}, head, at, head_dim);
+    }
+  }
 }
 
 template <class T>
-void silu_mul(const void* gate_up, void* to, int64_t rows, int64_t width) {
-  float gate[kTile], up[kTile], minus[kTile];
-  for (int64_t r = 0; r < rows; ++r) {
-    const auto* x = static_cast<const typename T::Stored*>(gate_up) + r * 2 * width;
-    auto* y = static_cast<typename T::Stored*>(to) + r * width;
-    for (int64_t i = 0; i < width; i += kTile) {
-      const int64_t count = smaller(width - i, kTile);
-      widen(T{}, x + i, gate, count);
-      widen(T{}, x + width + i, up, count);
-      // A loop of its own: within the next one, compilers compute the limits' results in every lane, slow subnormals.
-      for (int64_t j = 0; j < count; ++j) minus[j] = limited(-gate[j]);
-      for (int64_t j = 0; j < count; ++j) gate[j] = gate[j] / (1.0f + exp_of(minus[j]));
-      round_to(T{}, gate, count);
-      for (int64_t j = 0; j < count; ++j) gate[j] *= up[j];
-      narrow(T{}, gate, y + i, count);
-    }
+void scale(const void* from, float factor, void* to, int64_t n) {
+  float tile[kTile];
+  const auto* x = static_cast<const typename T::Stored*>(from);
+  auto* y = static_cast<typename T::Stored*>(to);
+  for (int64_t i = 0; i < n; i += kTile) {
+    const int64_t count = smaller(n - i, kTile);
+    widen(T{}, x + i, tile, count);
+    for (int64_t j = 0; j < count; ++j) tile[j] *= factor;
+    narrow(T{}, tile, y + i, count);
+  }
+}
+
+template <class T>
+void accumulate(float* sum, const void* from, int64_t n) {
+  float tile[kTile];
+  const auto* x = static_cast<const typename T::Stored*>(from);
+  for (int64_t i = 0; i < n; i += kTile) {
+    const int64_t count = smaller(n - i, kTile);
+    widen(T{}, x + i, tile, count);
+    for (int64_t j = 0; j < count; ++j) sum[i + j] += tile[j];
+  }
+}
+
+template <class T>
+void add_sum(void* into, const float* sum, int64_t n) {
+  float tile[kTile], more[kTile];
+  auto* x = static_cast<typename T::Stored*>(into);
+  for (int64_t i = 0; i < n; i += kTile) {
+    const int64_t count = smaller(n - i, kTile);
+    widen(T{}, x + i, tile, count);
+    memcpy(more, sum + i, static_cast<size_t>(count) * 4);
+    round_to(T{}, more, count);
+    for (int64_t j = 0; j < count; ++j) tile[j] += more[j];
+    narrow(T{}, tile, x + i, count);
   }
 }
 
@@ -269,7 +200,20 @@ void from_float(const float* x, void* y, int64_t n) {
 
 template <class T>
 constexpr Kernels table_of() {
-  return {rms_norm<T>, add_rms_norm<T>, rope<T>, silu_mul<T>, to_float<T>, from_float<T>};
+  return {.rms_norm = rms_norm<T, false>,
+          .add_rms_norm = add_rms_norm<T, false>,
+          .rms_norm_once = rms_norm<T, true>,
+          .add_rms_norm_once = add_rms_norm<T, true>,
+          .rope = rope<T>,
+          .rope_pairs = rope_pairs<T>,
+          .silu_mul = gated_mul<T, Silu>,
+          .gelu_mul = gated_mul<T, Gelu>,
+          .scale = scale<T>,
+          .softcap = softcap<T>,
+          .accumulate = accumulate<T>,
+          .add_sum = add_sum<T>,
+          .to_float = to_float<T>,
+          .from_float = from_float<T>};
 }
 
 }  // namespace

@@ -18,13 +18,30 @@ struct Kernels {
   void (*rms_norm)(const void* x, const float* weight, float eps, void* y, int64_t rows, int64_t n);
   // x += delta, then y = rms_norm(x); y may be x.
   void (*add_rms_norm)(void* x, const void* delta, const float* weight, float eps, void* y, int64_t rows, int64_t n);
+  // The same two, but y is rounded once, after the weight: Gemma's norms.
+  void (*rms_norm_once)(const void* x, const float* weight, float eps, void* y, int64_t rows, int64_t n);
+  void (*add_rms_norm_once)(void* x, const void* delta, const float* weight, float eps, void* y, int64_t rows,
+                            int64_t n);
   // Rotates heads in place: x [rows] of `row_stride` elements, heads of head_dim side by side from its start on, second
   // half against first. cos, sin [rows, head_dim / 2], already rounded to the type. weight [head_dim] or NULL: an RMS
   // norm per head before it. cos NULL: the norm alone.
   void (*rope)(void* x, int64_t row_stride, int64_t rows, int64_t heads, int64_t head_dim, const float* cos,
                const float* sin, const float* weight, float eps);
+  // Rotates neighbours (2i, 2i + 1) instead, in float32 and rounded once; cos and sin are not rounded. unit_norm: then
+  // an RMS norm per head without weights.
+  void (*rope_pairs)(void* x, int64_t row_stride, int64_t rows, int64_t heads, int64_t head_dim, const float* cos,
+                     const float* sin, bool unit_norm, float eps);
   // y = silu(gate) * up; gate_up [rows, 2 * width] with the gate first, y [rows, width].
   void (*silu_mul)(const void* gate_up, void* y, int64_t rows, int64_t width);
+  // The same with gelu's tanh form: gate / 2 * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 * gate^3))).
+  void (*gelu_mul)(const void* gate_up, void* y, int64_t rows, int64_t width);
+  // y = factor * x; y may be x.
+  void (*scale)(const void* x, float factor, void* y, int64_t n);
+  // x = cap * tanh(x / cap), rounded after each of the three steps.
+  void (*softcap)(void* x, float cap, int64_t n);
+  // sum += x, then x += sum rounded.
+  void (*accumulate)(float* sum, const void* x, int64_t n);
+  void (*add_sum)(void* x, const float* sum, int64_t n);
   void (*to_float)(const void* x, float* y, int64_t n);
   void (*from_float)(const float* x, void* y, int64_t n);
 };

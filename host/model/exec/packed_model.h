@@ -25,10 +25,17 @@ struct Linear {
   const char* bias = nullptr;  // [out], NULL = none
 };
 
+struct PackedExpert {
+  Linear gate_up, down;
+};
+
+// Norm weights are what is multiplied by, in float32, and empty where the family has none.
 struct PackedLayer {
-  std::vector<float> input_norm, post_attention_norm;  // rounded to the model's type
-  std::vector<float> q_norm, k_norm;                   // empty = none
+  std::vector<float> input_norm, attention_out_norm, mlp_norm, mlp_out_norm;
+  std::vector<float> q_norm, k_norm;
   Linear qkv, o, gate_up, down;
+  Linear router;  // with experts
+  std::vector<PackedExpert> experts;
 };
 
 class PackedModel {
@@ -46,19 +53,28 @@ class PackedModel {
   Linear lm_head;
 
   const LinearKind& kind_at(const Linear& linear) const { return *kinds[static_cast<size_t>(linear.kind)]; }
+  // Width of gate and up, or of an expert's.
+  int64_t width_of(const Linear& down) const { return kind_at(down).shape().in; }
   const Embedding& embedding() const { return *embedding_; }
   bool deterministic() const { return options.deterministic; }
   uint64_t weight_bytes() const;
 
  private:
-  // One product to be packed: the tensors whose rows it stacks, and what describes the result.
+  // One product to be packed: the tensors whose rows it stacks, or one matrix of a stack of transposed ones.
   struct Plan {
     Linear* linear;
     std::vector<const TensorInfo*> weights, biases;
+    int64_t matrix = -1;
   };
+  std::vector<float> norm(const std::string& name) const;
+  std::vector<Plan> plans_of(size_t layer);
   Plan plan(Linear& linear, const std::vector<std::string>& weights, const std::vector<std::string>& biases);
+  Plan plan_matrix(Linear& linear, const std::string& stack, int64_t matrix);
+  static uint64_t bytes_of(const Plan& plan);
   int kind_of(const LinearShape& shape);
   void pack(const Plan& plan, char* plain);
+  // Rows [first, first + rows) of the product's matrix, plain.
+  void read(const Plan& plan, int64_t first, int64_t rows, char* plain) const;
 
   Weights weights_;
   std::unique_ptr<Embedding> embedding_;

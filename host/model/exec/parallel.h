@@ -16,6 +16,12 @@ const kvp_host_parallel* torch_parallel();
 // Cheap when nothing changes. Returns the number taken.
 int use_threads(int threads);
 
+// Rows of `width` elements that are worth a second thread in the operations between the products.
+constexpr int64_t row_grain(int64_t width) {
+  constexpr int64_t kElements = 1 << 15;
+  return width < kElements ? kElements / width : 1;
+}
+
 // fn(begin, end) over 0..n-1, in pieces of at least `grain`; runs in the calling thread when one piece is enough.
 template <class F>
 void parallel_for(int64_t n, int64_t grain, const F& fn) {

@@ -20,6 +20,12 @@ class Products {
   // y [rows, out] = linear(x [rows, in]). When the model is deterministic, x and y must have room for a whole number of
   // kFixedRows, whose surplus rows are computed and mean nothing.
   void run(const Linear& linear, const void* x, void* y, int64_t rows);
+  // The same for row counts that change from call to call, as an expert's do: computed as the next of few counts, at
+  // most padded(rows), all of which up to `rows` of prepare() are bound. x and y must have room for padded(rows); what
+  // the surplus rows hold means nothing.
+  void run_padded(const Linear& linear, const void* x, void* y, int64_t rows);
+  // The next count with at most two bits behind its highest one: surplus below a quarter.
+  static int64_t padded(int64_t rows);
   // Memory products write while they run.
   size_t scratch_bytes() const { return scratchpad_.size(); }
 

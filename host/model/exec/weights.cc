@@ -108,18 +108,43 @@ void Weights::copy(const TensorInfo& tensor, uint64_t from, uint64_t bytes, void
 }
 
 void Weights::read(const TensorInfo& tensor, int64_t first, int64_t rows, Type type, void* to) const {
-  const Type source = type_of(tensor.dtype);
   const int64_t width = elements_of_row(tensor);
-  const uint64_t from = static_cast<uint64_t>(first * width) * size_of(source);
-  const uint64_t bytes = static_cast<uint64_t>(rows * width) * size_of(source);
+  read_elements(tensor, first * width, rows * width, type, to);
+}
+
+void Weights::read_elements(const TensorInfo& tensor, int64_t first, int64_t n, Type type, void* to) const {
+  const Type source = type_of(tensor.dtype);
+  const uint64_t from = static_cast<uint64_t>(first) * size_of(source);
+  const uint64_t bytes = static_cast<uint64_t>(n) * size_of(source);
   if (map_) {
-    convert(files_[tensor.file].data + tensor.offset + from, source, type, to, rows * width);
+    convert(files_[tensor.file].data + tensor.offset + from, source, type, to, n);
   } else if (source == type) {
     copy(tensor, from, bytes, to);
   } else {
     const auto plain = std::make_unique_for_overwrite<char[]>(bytes);
     copy(tensor, from, bytes, plain.get());
-    convert(plain.get(), source, type, to, rows * width);
+    convert(plain.get(), source, type, to, n);
+  }
+}
+
+void Weights::read_transposed(const TensorInfo& tensor, int64_t index, int64_t begin, int64_t end, int64_t first,
+                              int64_t columns, Type type, void* to) const {
+  const int64_t in = tensor.shape.at(1), out = tensor.shape.at(2);
+  const auto size = static_cast<int64_t>(size_of(type));
+  // So many inputs at a time that what is written of a row fills a cache line.
+  const int64_t block = 64 / size;
+  const auto tile = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(block * columns * size));
+  for (int64_t i = begin; i < end; i += block) {
+    const int64_t count = std::min(block, end - i);
+    for (int64_t j = 0; j < count; ++j) {
+      read_elements(tensor, (index * in + i + j) * out + first, columns, type, tile.get() + j * columns * size);
+    }
+    for (int64_t c = 0; c < columns; ++c) {
+      char* row = static_cast<char*>(to) + (c * in + i) * size;
+      for (int64_t j = 0; j < count; ++j) {
+        std::memcpy(row + j * size, tile.get() + (j * columns + c) * size, static_cast<size_t>(size));
+      }
+    }
   }
 }
 

@@ -30,6 +30,10 @@ class Weights {
   // Rows [first, first + rows) of a tensor seen as [shape[0], rest], converted to `type`, one after the other.
   // Thread-safe.
   void read(const TensorInfo& tensor, int64_t first, int64_t rows, Type type, void* to) const;
+  // A stack [n, in, out] seen as n products x * W: columns [first, first + columns) of matrix `index` become rows of
+  // `in`, as read() gives a [out, in] matrix. Fills the part of `to` that belongs to inputs [begin, end). Thread-safe.
+  void read_transposed(const TensorInfo& tensor, int64_t index, int64_t begin, int64_t end, int64_t first,
+                       int64_t columns, Type type, void* to) const;
   // A vector as float32 that holds values already rounded to `type`.
   std::vector<float> vector(const std::string& name, Type type) const;
   // Rows that will not be read soon: their pages need not stay resident.
@@ -46,6 +50,8 @@ class Weights {
     char* data = nullptr;
   };
   void close_all();
+  // n elements from element `first` on.
+  void read_elements(const TensorInfo& tensor, int64_t first, int64_t n, Type type, void* to) const;
   void copy(const TensorInfo& tensor, uint64_t from, uint64_t bytes, void* to) const;
   void advise(const TensorInfo& tensor, int64_t first, int64_t rows, int advice) const;
 

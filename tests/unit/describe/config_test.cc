@@ -107,31 +107,6 @@ TEST(ModelConfig, UnsupportedPartsAreNamedWithTheWayOut) {
   EXPECT_NE(folder.error().hint().find("Qwen3ForCausalLM"), std::string::npos);
 }
 
-TEST(ModelConfig, WindowsThatBiteAreRefused) {
-  ModelFolder mistral;
-  mistral.config["model_type"] = "mistral";
-  mistral.config["architectures"] = {"MistralForCausalLM"};
-  mistral.config["sliding_window"] = 8;
-  EXPECT_NE(mistral.error().message().find("sliding_window"), std::string::npos);
-  mistral.config["sliding_window"] = 32;  // as long as the positions: never felt
-  mistral.write_config();
-  EXPECT_EQ(mistral.describe().layers.size(), 1u);
-  mistral.config["sliding_window"] = nullptr;
-  mistral.write_config();
-  EXPECT_EQ(mistral.describe().layers.size(), 1u);
-  mistral.config["max_position_embeddings"] = 8192;
-  mistral.config.erase("sliding_window");  // absent means 4096 in this family
-  mistral.write_config();
-  EXPECT_NE(mistral.error().message().find("4096"), std::string::npos);
-
-  ModelFolder layers;
-  layers.config["layer_types"] = {"sliding_attention"};
-  EXPECT_NE(layers.error().message().find("layer_types"), std::string::npos);
-  layers.config["layer_types"] = {"full_attention", "full_attention"};
-  layers.write_config();
-  EXPECT_NE(layers.error().message().find("list of 1 words"), std::string::npos);
-}
-
 TEST(ModelConfig, HostileJson) {
   for (const std::string& text : {std::string(100000, '['), std::string("{"), std::string(), std::string("[]"),
                                   std::string("\xff\xfe"), std::string(R"({"vocab_size": 1, "vocab_size": 2})")}) {

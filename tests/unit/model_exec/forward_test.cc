@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "core/error.h"
 #include "model/exec/explain.h"
@@ -76,7 +77,7 @@ TEST_P(GoldenForward, GreedyTokensWithoutACache) {
 
 INSTANTIATE_TEST_SUITE_P(Models, GoldenForward,
                          ::testing::Values("llama", "llama_rope3", "llama_sharded", "llama_bf16", "llama_fp16", "qwen2",
-                                           "qwen3"),
+                                           "qwen3", "mistral", "gemma2", "llama4_text"),
                          [](const auto& one) { return std::string(one.param); });
 
 TEST(Forward, LastLogitsEqualThoseOfThatPosition) {
@@ -114,12 +115,16 @@ TEST_P(Deterministic, ARowDoesNotDependOnOtherRows) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Deterministic, ::testing::Values("llama", "llama_bf16", "llama_fp16", "qwen2"),
+INSTANTIATE_TEST_SUITE_P(Models, Deterministic,
+                         ::testing::Values("llama", "llama_bf16", "llama_fp16", "qwen2", "mistral", "gemma2",
+                                           "llama4_text"),
                          [](const auto& one) { return std::string(one.param); });
 
 TEST(Forward, ReadingInsteadOfMappingGivesTheSameBits) {
   const std::vector<int32_t> ids = {3, 1, 4, 1, 5, 9, 2, 6};
-  EXPECT_EQ(all_logits(load("llama_sharded"), ids, 1), all_logits(load("llama_sharded", false, false), ids, 1));
+  for (const char* name : {"llama_sharded", "llama4_text"}) {
+    EXPECT_EQ(all_logits(load(name), ids, 1), all_logits(load(name, false, false), ids, 1)) << name;
+  }
 }
 
 TEST(Forward, AStepLargerThanPreparedIsRefused) {
@@ -165,6 +170,33 @@ TEST(Forward, ExplainNamesWhatComputes) {
     EXPECT_EQ(linear.at("implementation"), kind.implementation(1)) << linear;
     EXPECT_NE(linear.at("implementation").get<std::string>().substr(0, 3), "ref") << linear;
   }
+}
+
+TEST(Forward, ExplainSaysWhatEachLayerIs) {
+  const auto layers = [](const char* name) {
+    const Description description = describe_model(testing::data(std::string("models/") + name));
+    return explain_model(description, {.dtype = description.checkpoint_dtype}).at("layers");
+  };
+  EXPECT_EQ(layers("llama")[1], json({{"attention", "full"}, {"rope", true}, {"mlp", 96}}));
+  EXPECT_EQ(layers("gemma2")[0]["attention"], "sliding window of 8");
+  EXPECT_EQ(layers("gemma2")[1]["attention"], "full");
+  const json llama4 = layers("llama4_text");
+  EXPECT_EQ(llama4[0], json({{"attention", "chunks of 8"}, {"rope", true}, {"mlp", 48}}));
+  const json experts = {{"count", 4}, {"per_token", 1}, {"mlp", 24}};
+  EXPECT_EQ(llama4[3], json({{"attention", "full"}, {"rope", false}, {"mlp", 24}, {"experts", experts}}));
+}
+
+TEST(Forward, ExplainCountsExperts) {
+  const Description description = describe_model(testing::data("models/llama4_text"));
+  const json linears = explain_model(description, {.dtype = description.checkpoint_dtype}).at("linear");
+  std::map<std::pair<std::string, int64_t>, size_t> counts;  // by name and inputs
+  for (const json& one : linears) counts[{one["name"], one["shape"][0]}] += one["count"].get<size_t>();
+  EXPECT_EQ((counts[{"qkv_proj", 32}]), 4u);
+  EXPECT_EQ((counts[{"down_proj", 48}]), 2u);  // dense
+  EXPECT_EQ((counts[{"down_proj", 24}]), 2u);  // shared
+  EXPECT_EQ((counts[{"router", 32}]), 2u);
+  EXPECT_EQ((counts[{"experts.gate_up_proj", 32}]), 8u);
+  EXPECT_EQ((counts[{"experts.down_proj", 24}]), 8u);
 }
 
 }  // namespace

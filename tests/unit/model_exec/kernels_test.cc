@@ -120,6 +120,81 @@ TEST_P(EveryLevel, RmsNormIsTheFormula) {
   }
 }
 
+TEST_P(EveryLevel, RmsNormOnceRoundsAtTheEndAlone) {
+  for (const Type type : kTypes) {
+    const int64_t rows = 3, n = 300;
+    const Values x = random_values(900, type, 21), delta = random_values(900, type, 22);
+    std::vector<float> weight(300);  // 1 + w in float32, as Gemma has it: no value of a 16-bit type
+    for (size_t i = 0; i < weight.size(); ++i) weight[i] = 1.0f + 1e-3f * static_cast<float>(i);
+    std::vector<char> y(x.stored.size()), base = y, residual = x.stored, both = y, sum_only = y;
+    of(type).rms_norm_once(x.stored.data(), weight.data(), 1e-6f, y.data(), rows, n);
+    kernels_of("baseline", type)->rms_norm_once(x.stored.data(), weight.data(), 1e-6f, base.data(), rows, n);
+    EXPECT_EQ(y, base);
+    const Values out = stored(y, type);
+    std::vector<float> want(900);
+    for (size_t r = 0; r < 3; ++r) {
+      double sum = 0;
+      for (size_t i = 0; i < 300; ++i) sum += std::pow(x.floats[r * 300 + i], 2.0);
+      const double inverse = 1 / std::sqrt(sum / 300 + 1e-6);
+      for (size_t i = 0; i < 300; ++i) {
+        want[r * 300 + i] = static_cast<float>(x.floats[r * 300 + i] * inverse * weight[i]);
+      }
+    }
+    // The exact value rounded once: at most one step of float32 apart before it.
+    const Values nearest = stored(want, type);
+    int other = 0;
+    for (size_t i = 0; i < want.size(); ++i) other += out.floats[i] != nearest.floats[i];
+    if (type == Type::kFloat32) {
+      for (size_t i = 0; i < want.size(); ++i)
+        EXPECT_NEAR(out.floats[i], want[i], 1e-6 * std::max(1.0f, std::abs(want[i])));
+    } else {
+      EXPECT_LE(other, 2) << name_of(type);
+    }
+    of(type).add_rms_norm_once(residual.data(), delta.stored.data(), weight.data(), 1e-6f, both.data(), rows, n);
+    of(type).rms_norm_once(residual.data(), weight.data(), 1e-6f, sum_only.data(), rows, n);
+    EXPECT_EQ(both, sum_only);
+  }
+}
+
+TEST_P(EveryLevel, RopePairsRotatesNeighboursAndRoundsOnce) {
+  for (const Type type : kTypes) {
+    const int64_t rows = 3, heads = 2, dim = 48, stride = 150, half = dim / 2;
+    const Values x = random_values(static_cast<size_t>(rows * stride), type, 23);
+    std::vector<float> cos(static_cast<size_t>(rows * half)), sin(cos.size());
+    for (size_t i = 0; i < cos.size(); ++i) {
+      cos[i] = std::cos(static_cast<float>(i));
+      sin[i] = std::sin(static_cast<float>(i));
+    }
+    std::vector<char> y = x.stored;
+    of(type).rope_pairs(y.data(), stride, rows, heads, dim, cos.data(), sin.data(), false, 0);
+    std::vector<float> want = x.floats;
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t h = 0; h < heads; ++h) {
+        for (int64_t i = 0; i < half; ++i) {
+          const auto at = static_cast<size_t>(r * stride + h * dim + 2 * i);
+          const float a = x.floats[at], b = x.floats[at + 1], c = cos[static_cast<size_t>(r * half + i)],
+                      s = sin[static_cast<size_t>(r * half + i)];
+          want[at] = a * c - b * s;
+          want[at + 1] = a * s + b * c;
+        }
+      }
+    }
+    EXPECT_EQ(y, stored(want, type).stored) << name_of(type);
+
+    // The norm is an RMS norm of each rotated head with weights of 1.
+    std::vector<char> normed = x.stored, head(static_cast<size_t>(dim) * size_of(type));
+    of(type).rope_pairs(normed.data(), stride, rows, heads, dim, cos.data(), sin.data(), true, 1e-5f);
+    const std::vector<float> ones(static_cast<size_t>(dim), 1.0f);
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t h = 0; h < heads; ++h) {
+        const int64_t at = r * stride + h * dim;
+        of(type).rms_norm_once(offset(y.data(), at, type), ones.data(), 1e-5f, head.data(), 1, dim);
+        EXPECT_EQ(std::memcmp(offset(normed.data(), at, type), head.data(), head.size()), 0) << name_of(type);
+      }
+    }
+  }
+}
+
 TEST_P(EveryLevel, AddRmsNormAddsFirstAndMayWriteInPlace) {
   for (const Type type : kTypes) {
     const int64_t rows = 2, n = 300;
@@ -202,6 +277,84 @@ TEST_P(EveryLevel, SiluAtTheEnds) {
   EXPECT_EQ(y[3], 200.0f);
   EXPECT_EQ(y[4], 1e30f);
   EXPECT_TRUE(std::isnan(y[5]));
+}
+
+TEST_P(EveryLevel, GeluMulIsTheTanhForm) {
+  for (const Type type : kTypes) {
+    const size_t width = 333;
+    const Values x = random_values(2 * 2 * width, type, 24, 4.0f);
+    std::vector<char> y(2 * width * size_of(type)), base = y;
+    of(type).gelu_mul(x.stored.data(), y.data(), 2, 333);
+    kernels_of("baseline", type)->gelu_mul(x.stored.data(), base.data(), 2, 333);
+    EXPECT_EQ(y, base);
+    const Values out = stored(y, type);
+    for (size_t r = 0; r < 2; ++r) {
+      for (size_t i = 0; i < width; ++i) {
+        const double gate = x.floats[r * 2 * width + i], up = x.floats[r * 2 * width + width + i];
+        const double curve = 0.5 * gate * (1 + std::tanh(std::sqrt(2 / M_PI) * (gate + 0.044715 * std::pow(gate, 3))));
+        EXPECT_NEAR(out.floats[r * width + i], curve * up, 2 * unit(type) * std::max(1e-2, std::abs(curve * up)))
+            << gate;
+      }
+    }
+  }
+  const std::vector<float> ends = {-1e30f, -200.0f, -0.0f, 200.0f, NAN, 1, 1, 1, 1, 1};
+  std::vector<float> y(5);
+  of(Type::kFloat32).gelu_mul(ends.data(), y.data(), 1, 5);
+  EXPECT_LE(std::abs(y[0]), 1e-7f);
+  EXPECT_LE(std::abs(y[1]), 1e-30f);
+  EXPECT_EQ(y[2], 0.0f);
+  EXPECT_EQ(y[3], 200.0f);
+  EXPECT_TRUE(std::isnan(y[4]));
+}
+
+TEST_P(EveryLevel, SoftcapRoundsAfterEachStep) {
+  for (const Type type : kTypes) {
+    Values x = random_values(1000, type, 25, 30.0f);
+    std::vector<char> y = x.stored, base = x.stored;
+    of(type).softcap(y.data(), 30.0f, 1000);
+    kernels_of("baseline", type)->softcap(base.data(), 30.0f, 1000);
+    EXPECT_EQ(y, base);
+    const Values out = stored(y, type);
+    for (size_t i = 0; i < x.floats.size(); ++i) {
+      const auto round = [&](double value) {
+        return static_cast<double>(stored(std::vector<float>{static_cast<float>(value)}, type).floats[0]);
+      };
+      const double want = round(round(std::tanh(round(x.floats[i] / 30.0f))) * 30);
+      // float32: units in the last place of our tanh. Else a close decision may fall the other way, one step.
+      EXPECT_NEAR(out.floats[i], want, unit(type) * std::abs(want)) << x.floats[i];
+    }
+  }
+  const std::vector<float> ends = {-INFINITY, INFINITY, -0.0f, 1e-20f, NAN, 0.6249f * 2, 0.6251f * 2};
+  std::vector<float> y = ends;
+  of(Type::kFloat32).softcap(y.data(), 2.0f, static_cast<int64_t>(y.size()));
+  EXPECT_EQ(y[0], -2.0f);
+  EXPECT_EQ(y[1], 2.0f);
+  EXPECT_TRUE(y[2] == 0.0f && std::signbit(y[2]));
+  EXPECT_EQ(y[3], 1e-20f);
+  EXPECT_TRUE(std::isnan(y[4]));
+  for (size_t i = 5; i < 7; ++i) EXPECT_NEAR(y[i], 2 * std::tanh(ends[i] / 2), 2.5e-7) << ends[i];
+}
+
+TEST_P(EveryLevel, ScaleAndSums) {
+  for (const Type type : kTypes) {
+    const size_t n = 300;
+    const Values x = random_values(n, type, 26), more = random_values(n, type, 27), into = random_values(n, type, 28);
+    std::vector<float> scaled(n), sum(n, 0.0f), total(n);
+    for (size_t i = 0; i < n; ++i) scaled[i] = x.floats[i] * 0.3f;
+    std::vector<char> y = x.stored;
+    of(type).scale(y.data(), 0.3f, y.data(), 300);
+    EXPECT_EQ(y, stored(scaled, type).stored);
+
+    of(type).accumulate(sum.data(), x.stored.data(), 300);
+    of(type).accumulate(sum.data(), more.stored.data(), 300);
+    for (size_t i = 0; i < n; ++i) total[i] = x.floats[i] + more.floats[i];
+    EXPECT_EQ(sum, total);
+    y = into.stored;
+    of(type).add_sum(y.data(), sum.data(), 300);
+    total = stored(total, type).floats;
+    for (size_t i = 0; i < n; ++i) total[i] += into.floats[i];
+    EXPECT_EQ(y, stored(total, type).stored);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Levels, EveryLevel, ::testing::Values("baseline", "avx2", "avx512"),

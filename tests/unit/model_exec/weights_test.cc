@@ -57,6 +57,26 @@ TEST_P(Reading, AllTypesBecomeAllTypes) {
   }
 }
 
+TEST_P(Reading, OneMatrixOfAStackComesTransposed) {
+  const Description description = describe_model(fs::path(KVPLUG_TEST_DATA) / "models/llama4_text");
+  const Weights weights(description, GetParam());
+  const std::string& name = description.layers[1].names.experts_gate_up;
+  const auto whole = testing::read_safetensors(description.files[0]).at(name).floats();
+  const size_t in = 32, out = 48, matrix = 2, first = 5, columns = 41;
+  for (const Type type : {Type::kFloat32, Type::kBFloat16}) {
+    std::vector<float> want(columns * in);
+    for (size_t c = 0; c < columns; ++c) {
+      for (size_t i = 0; i < in; ++i) want[c * in + i] = whole[(matrix * in + i) * out + first + c];
+    }
+    std::vector<char> want_bytes(want.size() * size_of(type)), bytes(want_bytes.size());
+    kernels(type).from_float(want.data(), want_bytes.data(), static_cast<int64_t>(want.size()));
+    for (const int64_t begin : {0, 20}) {  // in two parts
+      weights.read_transposed(weights.info(name), 2, begin, begin == 0 ? 20 : 32, 5, 41, type, bytes.data());
+    }
+    EXPECT_EQ(bytes, want_bytes) << name_of(type);
+  }
+}
+
 TEST_P(Reading, TheEmbeddingGivesRows) {
   const Description description = describe_model(fs::path(KVPLUG_TEST_DATA) / "models/llama_bf16");
   const Weights weights(description, GetParam());
