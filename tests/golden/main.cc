@@ -10,8 +10,8 @@ int main(int argc, char** argv) {
     const json about = json_from(kvplug_host_describe, host.get(), 0u);
     const auto kinds = about.at("kinds").get<std::set<std::string>>();
     Tally tally;
-    for (const char* name :
-         {"llama", "llama_rope3", "llama_sharded", "llama_bf16", "llama_fp16", "llama_chat", "qwen2", "qwen3"}) {
+    for (const char* name : {"llama", "llama_rope3", "llama_sharded", "llama_bf16", "llama_fp16", "llama_chat", "qwen2",
+                             "qwen3", "mistral", "gemma2", "llama4_text"}) {
       add_generate_cases(tally, std::make_shared<Family>(host.get(), name), kinds);
     }
     add_logits_process_cases(tally, host.get());
