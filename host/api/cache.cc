@@ -2,8 +2,8 @@
 #include <kvplug/kvplug.h>
 
 #include "api/effective.h"
-#include "core/accounts.h"
 #include "generate/session.h"
+#include "report/plan.h"
 
 using namespace kvplug;
 using namespace kvplug::api;
@@ -104,22 +104,7 @@ kvplug_status kvplug_cache_plan(kvplug_host* host, const kvp_layer* layers, size
     const StackPlan plan = CacheStack::plan(state.registry, request.layers, request.choice, request.params,
                                             request.params.batch, request.params.tokens);
     if (json) {
-      nlohmann::json rows = nlohmann::json::array();
-      for (size_t i = 0; i < plan.layers.size(); ++i) {
-        for (int tier = 0; tier < KVP_N_TIERS; ++tier) {
-          for (int purpose = 0; purpose < KVP_N_PURPOSES; ++purpose) {
-            const uint64_t bytes = plan.layers[i].reserved[tier][purpose];
-            if (bytes == 0) continue;
-            rows.push_back({{"layer", i},
-                            {"kind", plan.placements[i].kind},
-                            {"plugin", plan.placements[i].plugin},
-                            {"tier", tier_word(tier)},
-                            {"purpose", purpose_word(purpose)},
-                            {"bytes", bytes}});
-          }
-        }
-      }
-      give(json, nlohmann::json{{"schema_version", 1}, {"rows", rows}});
+      give(json, nlohmann::json{{"schema_version", 1}, {"rows", report::cache_rows(plan, &LayerPlacement::layer)}});
     }
     if (total) {
       const size_t size = std::min(total->struct_size, sizeof(kvp_memory));

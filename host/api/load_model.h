@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights, tokenizer and template of an effective run.
+// Tokenizer, template and weights of an effective run.
 #pragma once
 
 #include "api/effective.h"
 
 namespace kvplug::api {
 
-std::shared_ptr<ModelState> load_model(const std::shared_ptr<HostState>& host, Effective effective,
+struct TextState {
+  std::shared_ptr<const text::Tokenizer> tokenizer;  // NULL where the folder has none
+  std::shared_ptr<const text::ChatTemplate> chat;    // NULL likewise
+};
+TextState load_text(const Effective& effective);
+
+std::shared_ptr<ModelState> load_model(const std::shared_ptr<HostState>& host, Effective effective, TextState text,
                                        const model::Progress& progress);
 model::LoadOptions load_options(const config::Run& run, const model::Description& model);
 // The template that [tokenizer] asks for; NULL where there is none.

@@ -38,7 +38,18 @@ model::LoadOptions load_options(const config::Run& run, const model::Description
   return options;
 }
 
-std::shared_ptr<ModelState> load_model(const std::shared_ptr<HostState>& host, Effective effective,
+TextState load_text(const Effective& effective) {
+  const config::Run& run = effective.run;
+  const bool elsewhere = run.tokenizer.path != run.model.path;
+  const std::filesystem::path folder = elsewhere ? std::filesystem::path(run.tokenizer.path) : effective.model->folder;
+  if (!elsewhere && !std::filesystem::exists(folder / "tokenizer.json")) return {};
+  TextState out;
+  out.tokenizer = reading_model([&] { return text::Tokenizer::load(folder); });
+  out.chat = load_chat_template(run.tokenizer, folder);
+  return out;
+}
+
+std::shared_ptr<ModelState> load_model(const std::shared_ptr<HostState>& host, Effective effective, TextState text,
                                        const model::Progress& progress) {
   const config::Run& run = effective.run;
   model::Module& module = model_library();
@@ -46,13 +57,8 @@ std::shared_ptr<ModelState> load_model(const std::shared_ptr<HostState>& host, E
   if (host->own_parallel) host->services.set_parallel(module.parallel());
   auto out = std::make_shared<ModelState>();
   out->host = host;
-  // Small things first: a bad tokenizer should not cost the time of loading weights.
-  const bool elsewhere = run.tokenizer.path != run.model.path;
-  const std::filesystem::path folder = elsewhere ? std::filesystem::path(run.tokenizer.path) : effective.model->folder;
-  if (elsewhere || std::filesystem::exists(folder / "tokenizer.json")) {
-    out->tokenizer = reading_model([&] { return text::Tokenizer::load(folder); });
-    out->chat = load_chat_template(run.tokenizer, folder);
-  }
+  out->tokenizer = std::move(text.tokenizer);
+  out->chat = std::move(text.chat);
   out->executor =
       reading_model([&] { return module.load(*effective.model, load_options(run, *effective.model), progress); });
   out->layers = effective.model->cache_layers();
@@ -70,8 +76,10 @@ kvplug_status kvplug_model_load(kvplug_host* host, const kvplug_config* config, 
     need(out, "out");
     const auto state = need(host, "host").state;
     auto model = std::make_unique<kvplug_model>();
-    model->state = load_model(state, make_effective(*state, need(config, "config").config, ModelNeed::kRequired),
-                              progress_of(progress, user));
+    Effective effective = make_effective(*state, need(config, "config").config, ModelNeed::kRequired);
+    // Small things first: a bad tokenizer should not cost the time of loading weights.
+    TextState text = load_text(effective);
+    model->state = load_model(state, std::move(effective), std::move(text), progress_of(progress, user));
     *out = model.release();
   });
 }

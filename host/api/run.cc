@@ -11,6 +11,7 @@
 #include "api/load_model.h"
 #include "api/model_library.h"
 #include "config/input.h"
+#include "generate/memory_limit.h"
 #include "generate/task.h"
 #include "report/document.h"
 #include "report/explain.h"
@@ -22,51 +23,42 @@ using namespace kvplug::api;
 
 namespace {
 
-// Tokens of every prompt, told without weights.
-std::vector<int64_t> prompt_tokens(const Effective& effective, const std::vector<config::Prompt>& prompts) {
-  const config::Run& run = effective.run;
-  const std::filesystem::path folder =
-      run.tokenizer.path.empty() ? effective.model->folder : std::filesystem::path(run.tokenizer.path);
-  std::shared_ptr<const text::Tokenizer> tokenizer;
-  std::shared_ptr<const text::ChatTemplate> chat;
-  std::vector<int64_t> out;
-  for (const config::Prompt& prompt : prompts) {
-    if (prompt.input_ids) {
-      out.push_back(static_cast<int64_t>(prompt.input_ids->size()));
-      continue;
-    }
-    if (!tokenizer) tokenizer = reading_model([&] { return text::Tokenizer::load(folder); });
-    if (prompt.messages && !chat) chat = load_chat_template(run.tokenizer, folder);
-    const std::string text =
-        prompt.messages ? generate::render_messages(prompt.messages->dump(), run.tokenizer, chat.get(), *tokenizer)
-                        : *prompt.text;
-    out.push_back(
-        static_cast<int64_t>(tokenizer->encode(text, !prompt.messages && run.tokenizer.add_special_tokens).size()));
-  }
+// The prompts of a run as ids, made once: for the plan and for the run.
+struct Prompts {
+  TextState text;
+  std::vector<generate::TaskPrompt> all;
+  std::vector<std::string> notices;
+};
+
+Prompts read_prompts(const Effective& effective) {
+  const auto prompts = config::read_prompts(effective.run, effective.config.where("input.jsonl"));
+  Prompts out;
+  const bool ids_only =
+      std::all_of(prompts.begin(), prompts.end(), [](const auto& p) { return p.input_ids.has_value(); });
+  if (!ids_only) out.text = load_text(effective);
+  out.all =
+      generate::encode_prompts(effective.run, prompts, out.text.tokenizer.get(), out.text.chat.get(), out.notices);
   return out;
 }
 
 // The batch that takes the most: fresh rows end in one column, so shorter prompts are padded to the longest.
-report::RunPlan make_plan(HostState& host, const Effective& effective, const std::vector<config::Prompt>& prompts) {
+report::RunPlan make_plan(HostState& host, const Effective& effective,
+                          const std::vector<generate::TaskPrompt>& prompts) {
   const int64_t positions = effective.model->max_position_embeddings;
-  const std::vector<int64_t> tokens = prompt_tokens(effective, prompts);
   const auto batch = static_cast<size_t>(effective.run.input.batch_size);
   int64_t slots = prompts.empty() ? generate::final_length(effective.run.generation, 1, positions) - 1 : 0;
-  for (size_t first = 0; first < tokens.size(); first += batch) {
-    const size_t end = std::min(first + batch, tokens.size());
-    const int64_t longest = *std::max_element(tokens.begin() + static_cast<std::ptrdiff_t>(first),
-                                              tokens.begin() + static_cast<std::ptrdiff_t>(end));
-    for (size_t i = first; i < end; ++i) {
-      slots = std::max(slots,
-                       longest - tokens[i] + generate::final_length(prompts[i].generation, tokens[i], positions) - 1);
+  for (size_t first = 0; first < prompts.size(); first += batch) {
+    const auto members = std::span(prompts).subspan(first, std::min(batch, prompts.size() - first));
+    size_t longest = 0;
+    for (const generate::TaskPrompt& prompt : members) longest = std::max(longest, prompt.ids.size());
+    for (const generate::TaskPrompt& prompt : members) {
+      const auto tokens = static_cast<int64_t>(prompt.ids.size());
+      slots = std::max(slots, static_cast<int64_t>(longest) - tokens +
+                                  generate::final_length(prompt.settings, tokens, positions) - 1);
     }
   }
   return report::plan_run(host.registry, effective.run, *effective.model,
-                          static_cast<int64_t>(std::clamp<size_t>(tokens.size(), 1, batch)), slots);
-}
-
-report::RunPlan make_plan(HostState& host, const Effective& effective) {
-  return make_plan(host, effective, config::read_prompts(effective.run, effective.config.where("input.jsonl")));
+                          static_cast<int64_t>(std::clamp<size_t>(prompts.size(), 1, batch)), slots);
 }
 
 }  // namespace
@@ -78,7 +70,7 @@ kvplug_status kvplug_plan_run(kvplug_host* host, const kvplug_config* config, kv
   return border(err, [&] {
     HostState& state = *need(host, "host").state;
     const Effective effective = make_effective(state, need(config, "config").config, ModelNeed::kRequired);
-    const report::RunPlan plan = make_plan(state, effective);
+    const report::RunPlan plan = make_plan(state, effective, read_prompts(effective).all);
     if (out) {
       const auto tier = [&](int index) {
         const auto& bytes = plan.cache.total.reserved[index];
@@ -132,30 +124,27 @@ kvplug_status kvplug_run(kvplug_host* host, const kvplug_config* config, const k
     if (!run.run.seed) run.run.seed = std::random_device{}();
     const model::Description description = *effective.model;
     if (run.run.task == "plan") {
-      give(json, report::plan_json(make_plan(*state, effective), run, description));
+      give(json, report::plan_json(make_plan(*state, effective, read_prompts(effective).all), run, description));
       return;
     }
-    const auto prompts = config::read_prompts(run, effective.config.where("input.jsonl"));
-    if (prompts.empty())
+    Prompts prompts = read_prompts(effective);
+    if (prompts.all.empty())
       throw Error(Code::kConfig, "the run has no prompt", "add [[prompts]], or input.jsonl", "prompts");
     if (run.output.logits_path && *run.output.logits_path == run.output.path) {
       throw Error(Code::kConfig, "is the place of the result as well", "choose another path", "output.logits_path");
     }
     if (run.output.logits_path) report::check_writable(*run.output.logits_path, run.output.overwrite);
     if (run.memory.plan != "off") {
-      const report::RunPlan plan = make_plan(*state, effective, prompts);
-      if (!plan.fits) {
-        throw Error(Code::kPlanExceeded,
-                    "this run needs " + std::to_string(plan.peak_host_bytes) + " bytes (weights " +
-                        std::to_string(plan.weight_bytes) + ", cache " +
-                        std::to_string(plan.peak_host_bytes - plan.weight_bytes) + "), and may use " +
-                        std::to_string(plan.limit_host_bytes),
-                    "generate fewer tokens, use a smaller batch or dtype, or raise memory.max_host_bytes; `kvplug "
-                    "plan` shows the parts");
+      const report::RunPlan plan = make_plan(*state, effective, prompts.all);
+      if (plan.limit_host_bytes != 0) {
+        generate::check_fits(plan.weight_bytes, plan.peak_host_bytes - plan.weight_bytes, plan.limit_host_bytes);
       }
     }
+    // A folder that is run by ids alone has its tokenizer for the texts of the answers.
+    if (!prompts.text.tokenizer) prompts.text = load_text(effective);
     const auto start = std::chrono::steady_clock::now();
-    const auto model = load_model(state, std::move(effective), progress_of(hooks.progress, hooks.user));
+    const auto model =
+        load_model(state, std::move(effective), std::move(prompts.text), progress_of(hooks.progress, hooks.user));
     const double load_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
     generate::TaskHooks task_hooks;
@@ -166,8 +155,8 @@ kvplug_status kvplug_run(kvplug_host* host, const kvplug_config* config, const k
         return hooks.event(hooks.user, &out) == 0;
       };
     }
-    const generate::TaskResult task =
-        generate::run_prompts(model->context(), model->chat.get(), run, prompts, task_hooks);
+    generate::TaskResult task = generate::run_prompts(model->context(), run, prompts.all, task_hooks);
+    task.notices.insert(task.notices.begin(), prompts.notices.begin(), prompts.notices.end());
     if (run.output.logits_path) report::write_logits(*run.output.logits_path, task, description.vocab_size);
     nlohmann::json document = report::run_document(task, run, description, model->executor->options().dtype, load_s);
     if (std::find(run.output.include.begin(), run.output.include.end(), "config") != run.output.include.end()) {

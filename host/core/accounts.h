@@ -87,6 +87,16 @@ class Accounts {
   uint64_t next_owner_ = 1;
 };
 
+// f(tier, purpose, bytes) for every figure of a kvp_memory that is not 0.
+template <class F>
+void each_bytes(const uint64_t (&bytes)[KVP_N_TIERS][KVP_N_PURPOSES], F f) {
+  for (int tier = 0; tier < KVP_N_TIERS; ++tier) {
+    for (int purpose = 0; purpose < KVP_N_PURPOSES; ++purpose) {
+      if (bytes[tier][purpose] != 0) f(tier, purpose, bytes[tier][purpose]);
+    }
+  }
+}
+
 const char* tier_word(int tier);        // "device", "pinned", "host", "file"
 const char* purpose_word(int purpose);  // "kv", "packed", "residual", "scales", "state", "rollback", "scratch", "other"
 

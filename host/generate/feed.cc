@@ -5,32 +5,33 @@
 
 namespace kvplug::generate {
 
-Feed make_feed(std::span<const std::span<const int32_t>> pending, const std::vector<bool>& fresh) {
-  Feed feed;
-  feed.batch = static_cast<int64_t>(pending.size());
-  for (const auto& row : pending) feed.tokens = std::max(feed.tokens, static_cast<int64_t>(row.size()));
-  feed.ids.assign(static_cast<size_t>(feed.batch * feed.tokens), 0);
-  for (size_t b = 0; b < pending.size(); ++b) {
-    const auto n = static_cast<int64_t>(pending[b].size());
-    const int64_t pad = fresh[b] ? feed.tokens - n : 0;
-    feed.pad.push_back(pad);
-    feed.count.push_back(pad + n);
-    std::copy(pending[b].begin(), pending[b].end(), feed.ids.begin() + static_cast<int64_t>(b) * feed.tokens + pad);
+void Feed::fill(std::span<const FeedRow> rows) {
+  batch = static_cast<int64_t>(rows.size());
+  tokens = 0;
+  for (const FeedRow& row : rows) tokens = std::max(tokens, static_cast<int64_t>(row.ids.size()));
+  ids.assign(static_cast<size_t>(batch * tokens), 0);
+  pad.resize(rows.size());
+  count.resize(rows.size());
+  for (size_t b = 0; b < rows.size(); ++b) {
+    const auto n = static_cast<int64_t>(rows[b].ids.size());
+    pad[b] = rows[b].fresh ? tokens - n : 0;
+    count[b] = pad[b] + n;
+    std::copy(rows[b].ids.begin(), rows[b].ids.end(), ids.begin() + static_cast<int64_t>(b) * tokens + pad[b]);
   }
-  return feed;
 }
 
-Feed Feed::columns(int64_t begin, int64_t end) const {
-  Feed out;
-  out.batch = batch;
-  out.tokens = end - begin;
-  for (int64_t b = 0; b < batch; ++b) {
-    const auto row = ids.begin() + b * tokens;
-    out.ids.insert(out.ids.end(), row + begin, row + end);
-    out.pad.push_back(std::clamp<int64_t>(pad[static_cast<size_t>(b)] - begin, 0, out.tokens));
-    out.count.push_back(std::clamp<int64_t>(count[static_cast<size_t>(b)] - begin, 0, out.tokens));
+void Feed::fill(const Feed& from, int64_t begin, int64_t end) {
+  batch = from.batch;
+  tokens = end - begin;
+  ids.clear();
+  pad.resize(from.pad.size());
+  count.resize(from.count.size());
+  for (size_t b = 0; b < pad.size(); ++b) {
+    const auto row = from.ids.begin() + static_cast<int64_t>(b) * from.tokens;
+    ids.insert(ids.end(), row + begin, row + end);
+    pad[b] = std::clamp<int64_t>(from.pad[b] - begin, 0, tokens);
+    count[b] = std::clamp<int64_t>(from.count[b] - begin, 0, tokens);
   }
-  return out;
 }
 
 }  // namespace kvplug::generate

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cmath>
 #include <deque>
-#include <numeric>
 #include <utility>
 
 #include "core/error.h"
@@ -59,6 +58,8 @@ struct Generation::State {
   Timings timings;
   std::deque<Event> events;
   std::vector<float> logits, scores;  // [rows, vocab]; scores of rows without processors stay unused
+  Feed feed;                          // of the current step, and what its rows take: kept, so that decoding
+  std::vector<FeedRow> taken;         // makes none
   std::atomic<bool> cancelled{false};
   bool started = false, ended = false, uncommitted = false;
   bool want_logprobs = false;
@@ -134,9 +135,14 @@ void Generation::State::set_up(std::vector<config::Generation> settings,
     set_lengths(row, b);
     RowResult result;
     result.prompt_tokens = static_cast<uint64_t>(row.prompt);
+    // Room for every token there may be, so that a step takes none.
+    session.rows[b].ids.reserve(static_cast<size_t>(row.max_length));
+    result.token_ids.reserve(static_cast<size_t>(row.max_length - row.prompt));
+    if (want_logprobs) result.logprobs.reserve(static_cast<size_t>(row.max_length - row.prompt));
     rows.push_back(std::move(row));
     results.push_back(std::move(result));
   }
+  taken.resize(rows.size());
   logits.resize(rows.size() * vocab);
   if (std::any_of(rows.begin(), rows.end(), [](const Row& r) { return !r.processors.empty(); })) {
     scores.resize(logits.size());
@@ -170,8 +176,6 @@ void Generation::State::set_lengths(Row& row, size_t index) {
 }
 
 void Generation::State::prefill() {
-  std::vector<std::span<const int32_t>> pending;
-  std::vector<bool> fresh;
   for (size_t b = 0; b < rows.size(); ++b) {
     SessionRow& row = session.rows[b];
     // A row that is cached to its end gives no logits: its last token is computed again.
@@ -180,12 +184,10 @@ void Generation::State::prefill() {
   }
   for (size_t b = 0; b < rows.size(); ++b) {
     const SessionRow& row = session.rows[b];
-    pending.push_back(std::span(row.ids).subspan(static_cast<size_t>(row.cached)));
-    fresh.push_back(row.cached == 0);
+    taken[b] = {std::span(row.ids).subspan(static_cast<size_t>(row.cached)), row.cached == 0};
+    timings.prefill_tokens += taken[b].ids.size();
   }
-  const Feed feed = make_feed(pending, fresh);
-  timings.prefill_tokens = std::accumulate(pending.begin(), pending.end(), uint64_t{0},
-                                           [](uint64_t sum, const auto& ids) { return sum + ids.size(); });
+  feed.fill(taken);
   // Slots of the longest row: what it holds now, this feed, and every new token but the last.
   int64_t slots = 0, total = 0;
   for (size_t b = 0; b < rows.size(); ++b) {
@@ -200,26 +202,33 @@ void Generation::State::prefill() {
   }
   const int64_t step = chunk ? std::min(*chunk, feed.tokens) : feed.tokens;
   session.prepare(session.use_cache ? slots : total, session.use_cache ? step : total);
-  for (int64_t begin = 0; begin < feed.tokens; begin += step) {
-    const int64_t end = std::min(begin + step, feed.tokens);
-    session.forward(step == feed.tokens ? feed : feed.columns(begin, end), logits.data());
+  if (step == feed.tokens) {
+    session.forward(feed, logits.data());
+  } else {
+    Feed piece;
+    for (int64_t begin = 0; begin < feed.tokens; begin += step) {
+      piece.fill(feed, begin, std::min(begin + step, feed.tokens));
+      session.forward(piece, logits.data());
+    }
   }
   timings.prefill_s = timings.first_token_s = seconds_since(start);
 }
 
 void Generation::State::decode() {
   const auto begin = Clock::now();
-  std::vector<std::span<const int32_t>> pending;
-  std::vector<bool> fresh;
   for (size_t b = 0; b < rows.size(); ++b) {
     const SessionRow& row = session.rows[b];
     const auto cached = session.use_cache ? static_cast<size_t>(row.cached) : size_t{0};
     const bool done = rows[b].done(results[b]);
-    pending.push_back(done && session.use_cache ? std::span<const int32_t>{} : std::span(row.ids).subspan(cached));
-    fresh.push_back(cached == 0 && !pending.back().empty());
+    if (done && session.use_cache) {
+      taken[b] = {};
+    } else {
+      taken[b] = {std::span(row.ids).subspan(cached), cached == 0};
+    }
     if (!done) ++timings.decode_tokens;
   }
-  session.forward(make_feed(pending, fresh), logits.data());
+  feed.fill(taken);
+  session.forward(feed, logits.data());
   timings.decode_s += seconds_since(begin);
 }
 

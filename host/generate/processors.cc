@@ -36,7 +36,9 @@ void check_ids(const char* key, std::span<const int64_t> ids, int64_t vocab) {
 
 void repetition_penalty(float penalty, const RowPast& past, Scores scores) {
   // Once per distinct id, however often it occurs: the reference gathers first and scatters afterwards.
-  std::vector<int32_t> seen(past.ids.begin(), past.ids.end());
+  thread_local std::vector<int32_t> seen;  // kept from step to step, grown ahead: a decode step takes no memory
+  seen.reserve(static_cast<size_t>(std::max<int64_t>(past.max_length, 0)));
+  seen.assign(past.ids.begin(), past.ids.end());
   std::sort(seen.begin(), seen.end());
   seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
   for (const int32_t id : seen) {

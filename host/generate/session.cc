@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/host_services.h"
 #include "core/registry.h"
+#include "generate/memory_limit.h"
 #include "generate/session_state.h"
 
 namespace kvplug::generate {
@@ -17,8 +18,6 @@ namespace {
 uint64_t sum(const uint64_t (&bytes)[KVP_N_PURPOSES]) {
   return std::accumulate(bytes, bytes + KVP_N_PURPOSES, uint64_t{0});
 }
-
-std::string mega(uint64_t bytes) { return std::to_string((bytes + (1u << 20) - 1) >> 20) + " MiB"; }
 
 }  // namespace
 
@@ -45,11 +44,6 @@ StackParams Session::State::params(int64_t batch, int64_t tokens) const {
   out.tokens = tokens;
   out.dtype = context.executor->options().dtype;
   return out;
-}
-
-std::optional<uint64_t> Session::State::host_limit() const {
-  if (!run.memory.max_host_bytes) return std::nullopt;
-  return static_cast<uint64_t>(static_cast<double>(*run.memory.max_host_bytes) * (1.0 - run.memory.headroom));
 }
 
 void Session::State::check_ids(std::span<const int32_t> ids) const {
@@ -87,23 +81,14 @@ void Session::State::prepare(int64_t slots, int64_t query) {
     const StackPlan plan =
         CacheStack::plan(*context.registry, layers, cache_choice(run), params(batch, slots), batch, slots);
     planned = plan.total;
-    const auto limit = host_limit();
-    if (run.memory.plan != "off" && limit) {
-      const uint64_t weights = context.executor->weight_bytes(), cache = plan.total.peak[KVP_TIER_HOST];
-      if (weights + cache > *limit) {
-        throw Error(Code::kPlanExceeded,
-                    "this run needs " + mega(weights + cache) + " (weights " + mega(weights) + ", cache " +
-                        mega(cache) + "), and may use " + mega(*limit),
-                    "raise memory.max_host_bytes, or generate fewer tokens", "memory.max_host_bytes");
-      }
-    }
+    const uint64_t weights = context.executor->weight_bytes();
+    const auto& limit = run.memory.max_host_bytes;
+    const uint64_t usable = limit ? usable_bytes(*limit, run.memory) : UINT64_MAX;
+    if (run.memory.plan != "off") check_fits(weights, plan.total.peak[KVP_TIER_HOST], usable);
     if (!stack) {
-      stack = CacheStack::create(*context.registry, layers, cache_choice(run), params(batch, slots));
       // The newest session's word counts for the host: without a limit an earlier one ends.
-      const uint64_t weights = context.executor->weight_bytes();
-      context.services->memory().set_limit(KVP_TIER_HOST, !limit             ? UINT64_MAX
-                                                          : *limit > weights ? *limit - weights
-                                                                             : 0);
+      context.services->memory().set_limit(KVP_TIER_HOST, limit ? usable - std::min(usable, weights) : UINT64_MAX);
+      stack = CacheStack::create(*context.registry, layers, cache_choice(run), params(batch, slots));
     }
     if (stack->batch() != 0 && stack->batch() < batch) {
       std::vector<int64_t> source(static_cast<size_t>(batch), -1);

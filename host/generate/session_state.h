@@ -25,7 +25,6 @@ struct Session::State {
   kvp_memory planned{};  // of the newest prepare
 
   StackParams params(int64_t batch, int64_t tokens) const;
-  std::optional<uint64_t> host_limit() const;  // bytes the run may use, headroom taken off
   void check_ids(std::span<const int32_t> ids) const;
   SessionRow& row(uint32_t index);  // makes it if it is the next one
   const SessionRow& row(uint32_t index) const;

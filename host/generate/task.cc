@@ -2,34 +2,23 @@
 #include "generate/task.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "generate/sampler.h"
 
 namespace kvplug::generate {
 namespace {
 
-std::vector<int32_t> prompt_ids(const config::Prompt& prompt, const config::Run& run, const text::ChatTemplate* chat,
-                                const SessionContext& context, std::vector<std::string>& notices) {
-  if (prompt.input_ids) {
-    std::vector<int32_t> ids;
-    for (const int64_t id : *prompt.input_ids) {
-      // Out of range in 64 bits stays out of range in 32: the session names the id and the vocabulary.
-      if (id < INT32_MIN || id > INT32_MAX) {
-        throw Error(Code::kInvalidArgument, "id " + std::to_string(id) + " is not in the vocabulary", "", prompt.where);
-      }
-      ids.push_back(static_cast<int32_t>(id));
-    }
-    return ids;
-  }
-  if (!context.tokenizer) {
+// input_ids are within 32 bits (checked with the run file); whether the model has them is the session's affair.
+std::vector<int32_t> prompt_ids(const config::Prompt& prompt, const config::Run& run, const text::Tokenizer* tokenizer,
+                                const text::ChatTemplate* chat, std::vector<std::string>& notices) {
+  if (prompt.input_ids) return {prompt.input_ids->begin(), prompt.input_ids->end()};
+  if (!tokenizer) {
     throw Error(Code::kModel, "the model folder has no tokenizer.json, so a prompt of text cannot be read",
                 "give input_ids, or set tokenizer.path", prompt.where);
   }
-  if (!prompt.messages) return context.tokenizer->encode(*prompt.text, run.tokenizer.add_special_tokens);
-  const auto ids = context.tokenizer->encode(
-      render_messages(prompt.messages->dump(), run.tokenizer, chat, *context.tokenizer), false);
-  if (context.tokenizer->begins_with_doubled_bos(ids)) {
+  if (!prompt.messages) return tokenizer->encode(*prompt.text, run.tokenizer.add_special_tokens);
+  auto ids = tokenizer->encode(render_messages(prompt.messages->dump(), run.tokenizer, chat, *tokenizer), false);
+  if (tokenizer->begins_with_doubled_bos(ids)) {
     notices.push_back("prompt \"" + prompt.id + "\": the rendered template begins with two BOS tokens");
   }
   return ids;
@@ -42,20 +31,19 @@ void add_counters(nlohmann::json& sum, const nlohmann::json& more) {
 }
 
 // Prompts `members` as one session. Fills their results; throws what ended the batch.
-void run_batch(const SessionContext& context, const text::ChatTemplate* chat, const config::Run& run,
-               const std::vector<config::Prompt>& prompts, const std::vector<size_t>& members, const TaskHooks& hooks,
-               TaskResult& out) {
+void run_batch(const SessionContext& context, const config::Run& run, const std::vector<TaskPrompt>& prompts,
+               const std::vector<size_t>& members, const TaskHooks& hooks, TaskResult& out) {
   Session session(context, run);
   std::vector<config::Generation> settings;
   std::vector<std::optional<uint64_t>> seeds;
   for (const size_t number : members) {
-    const config::Prompt& prompt = prompts[number];
+    const TaskPrompt& prompt = prompts[number];
     try {
-      session.append_ids(static_cast<uint32_t>(settings.size()), prompt_ids(prompt, run, chat, context, out.notices));
+      session.append_ids(static_cast<uint32_t>(settings.size()), prompt.ids);
     } catch (const Error& e) {
       throw Error(e.code(), e.message(), e.hint(), e.where().empty() ? prompt.where : e.where());
     }
-    settings.push_back(prompt.generation);
+    settings.push_back(prompt.settings);
     // By the prompt's number, so that the size of a batch does not change what a row draws.
     seeds.push_back(prompt.seed ? *prompt.seed : row_seed(run.run.seed.value_or(0), number));
   }
@@ -107,30 +95,56 @@ std::string render_messages(std::string_view messages_json, const config::Tokeni
   return chat->render(messages_json, options);
 }
 
-TaskResult run_prompts(const SessionContext& context, const text::ChatTemplate* chat, const config::Run& run,
-                       const std::vector<config::Prompt>& prompts, const TaskHooks& hooks) {
+std::vector<TaskPrompt> encode_prompts(const config::Run& run, const std::vector<config::Prompt>& prompts,
+                                       const text::Tokenizer* tokenizer, const text::ChatTemplate* chat,
+                                       std::vector<std::string>& notices) {
+  std::vector<TaskPrompt> out;
+  for (const config::Prompt& prompt : prompts) {
+    TaskPrompt& made = out.emplace_back(TaskPrompt{prompt.id, prompt.where, {}, prompt.seed, prompt.generation, {}});
+    try {
+      made.ids = prompt_ids(prompt, run, tokenizer, chat, notices);
+    } catch (const Error& e) {
+      made.error = Error(e.code(), e.message(), e.hint(), e.where().empty() ? prompt.where : e.where());
+      if (run.run.stop_on_prompt_error) throw *made.error;
+    }
+  }
+  return out;
+}
+
+TaskResult run_prompts(const SessionContext& context, const config::Run& run, const std::vector<TaskPrompt>& prompts,
+                       const TaskHooks& hooks) {
   TaskResult out;
+  const auto fail = [&](size_t number, const Error& why) {
+    PromptResult failed;
+    failed.id = prompts[number].id;
+    failed.error = why;
+    failed.row.finish = Finish::kError;
+    out.prompts[number] = std::move(failed);
+  };
   out.prompts.resize(prompts.size());
   for (size_t i = 0; i < prompts.size(); ++i) out.prompts[i].id = prompts[i].id;
   const auto batch = static_cast<size_t>(run.input.batch_size);
   for (size_t first = 0; first < prompts.size() && !out.cancelled; first += batch) {
-    std::vector<size_t> members(std::min(batch, prompts.size() - first));
-    std::iota(members.begin(), members.end(), first);
+    std::vector<size_t> members;
+    for (size_t number = first; number < std::min(first + batch, prompts.size()); ++number) {
+      if (prompts[number].error) {
+        fail(number, *prompts[number].error);
+      } else {
+        members.push_back(number);
+      }
+    }
+    if (members.empty()) continue;
     try {
-      run_batch(context, chat, run, prompts, members, hooks, out);
+      run_batch(context, run, prompts, members, hooks, out);
     } catch (const Error& e) {
       if (run.run.stop_on_prompt_error) throw;
       // Which prompt it was shows when each runs alone: the others lose nothing.
       for (const size_t number : members) {
         try {
           if (members.size() == 1) throw;
-          run_batch(context, chat, run, prompts, {number}, hooks, out);
+          run_batch(context, run, prompts, {number}, hooks, out);
         } catch (const Error& own) {
-          PromptResult failed;
-          failed.id = prompts[number].id;
-          failed.error = own;
-          failed.row.finish = Finish::kError;
-          out.prompts[number] = std::move(failed);
+          fail(number, own);
         }
       }
     }

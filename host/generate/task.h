@@ -15,6 +15,15 @@
 
 namespace kvplug::generate {
 
+// A prompt whose ids are known, so that it can be planned for and run.
+struct TaskPrompt {
+  std::string id, where;
+  std::vector<int32_t> ids;
+  std::optional<uint64_t> seed;
+  config::Generation settings;
+  std::optional<Error> error;  // run.on_prompt_error = "continue": why there are no ids
+};
+
 struct PromptResult {
   std::string id;
   RowResult row;
@@ -42,8 +51,13 @@ struct TaskHooks {
 std::string render_messages(std::string_view messages_json, const config::TokenizerSection& settings,
                             const text::ChatTemplate* chat, const text::Tokenizer& tokenizer);
 
-// chat may be NULL where no prompt has messages. Throws what ends the whole run.
-TaskResult run_prompts(const SessionContext& context, const text::ChatTemplate* chat, const config::Run& run,
-                       const std::vector<config::Prompt>& prompts, const TaskHooks& hooks);
+// tokenizer and chat are NULL where the model's folder has none: said when a prompt needs one.
+std::vector<TaskPrompt> encode_prompts(const config::Run& run, const std::vector<config::Prompt>& prompts,
+                                       const text::Tokenizer* tokenizer, const text::ChatTemplate* chat,
+                                       std::vector<std::string>& notices);
+
+// Throws what ends the whole run.
+TaskResult run_prompts(const SessionContext& context, const config::Run& run, const std::vector<TaskPrompt>& prompts,
+                       const TaskHooks& hooks);
 
 }  // namespace kvplug::generate

@@ -5,6 +5,7 @@
 
 #include "core/accounts.h"
 #include "core/registry.h"
+#include "generate/memory_limit.h"
 #include "generate/session.h"
 #include "report/machine.h"
 
@@ -40,45 +41,44 @@ RunPlan plan_run(Registry& registry, const config::Run& run, const model::Descri
     out.peak_host_bytes += out.cache.total.peak[KVP_TIER_HOST];
   }
   const uint64_t limit = run.memory.max_host_bytes.value_or(available_host_bytes());
-  const auto usable = static_cast<uint64_t>(static_cast<double>(limit) * (1.0 - run.memory.headroom));
-  out.limit_host_bytes = limit == 0 ? 0 : std::max<uint64_t>(usable, 1);  // 0 says that no limit is known
+  out.limit_host_bytes = limit == 0 ? 0 : generate::usable_bytes(limit, run.memory);
   out.fits = out.limit_host_bytes == 0 || out.peak_host_bytes <= out.limit_host_bytes;
   return out;
 }
 
-nlohmann::json plan_json(const RunPlan& plan, const config::Run& run, const model::Description& model) {
+nlohmann::json cache_rows(const StackPlan& plan, int32_t LayerPlacement::* number) {
   nlohmann::json rows = nlohmann::json::array();
+  for (size_t i = 0; i < plan.layers.size(); ++i) {
+    // A hybrid layer is placed twice; its bytes stand under the first.
+    const auto at = std::find_if(plan.placements.begin(), plan.placements.end(),
+                                 [&](const LayerPlacement& p) { return static_cast<size_t>(p.layer) == i; });
+    if (at == plan.placements.end()) continue;
+    each_bytes(plan.layers[i].reserved, [&](int tier, int purpose, uint64_t bytes) {
+      rows.push_back({{"layer", (*at).*number},
+                      {"kind", at->kind},
+                      {"plugin", at->plugin},
+                      {"tier", tier_word(tier)},
+                      {"purpose", purpose_word(purpose)},
+                      {"bytes", bytes}});
+    });
+  }
+  return rows;
+}
+
+nlohmann::json plan_json(const RunPlan& plan, const config::Run& run, const model::Description& model) {
   nlohmann::json totals = {{"weights", {{"host", plan.weight_bytes}}}};
-  rows.push_back({{"layer", nullptr},
-                  {"kind", "weights"},
-                  {"plugin", nullptr},
-                  {"tier", "host"},
-                  {"purpose", "weights"},
-                  {"bytes", plan.weight_bytes}});
-  for (size_t i = 0; i < plan.cache.layers.size(); ++i) {
-    const LayerPlacement& at = plan.cache.placements[i];
-    for (int tier = 0; tier < KVP_N_TIERS; ++tier) {
-      for (int purpose = 0; purpose < KVP_N_PURPOSES; ++purpose) {
-        const uint64_t bytes = plan.cache.layers[i].reserved[tier][purpose];
-        if (bytes == 0) continue;
-        rows.push_back({{"layer", at.model_layer},
-                        {"kind", at.kind},
-                        {"plugin", at.plugin},
-                        {"tier", tier_word(tier)},
-                        {"purpose", purpose_word(purpose)},
-                        {"bytes", bytes}});
-      }
-    }
-  }
+  nlohmann::json rows = cache_rows(plan.cache, &LayerPlacement::model_layer);
+  rows.insert(rows.begin(), nlohmann::json{{"layer", nullptr},
+                                           {"kind", "weights"},
+                                           {"plugin", nullptr},
+                                           {"tier", "host"},
+                                           {"purpose", "weights"},
+                                           {"bytes", plan.weight_bytes}});
   uint64_t cache_bytes = 0;
-  for (int tier = 0; tier < KVP_N_TIERS; ++tier) {
-    for (int purpose = 0; purpose < KVP_N_PURPOSES; ++purpose) {
-      const uint64_t bytes = plan.cache.total.reserved[tier][purpose];
-      if (bytes == 0) continue;
-      totals[purpose_word(purpose)][tier_word(tier)] = bytes;
-      cache_bytes += bytes;
-    }
-  }
+  each_bytes(plan.cache.total.reserved, [&](int tier, int purpose, uint64_t bytes) {
+    totals[purpose_word(purpose)][tier_word(tier)] = bytes;
+    cache_bytes += bytes;
+  });
   return {{"schema_version", 1},
           {"config_digest", run.digest},
           {"model",

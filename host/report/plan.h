@@ -35,6 +35,10 @@ std::string dtype_word(kvp_dtype dtype);  // "float32", ...
 RunPlan plan_run(Registry& registry, const config::Run& run, const model::Description& model, int64_t batch,
                  int64_t tokens);
 
+// One row for each layer, tier and purpose that holds bytes: {layer, kind, plugin, tier, purpose, bytes}; number: which
+// of a placement's numbers stands under `layer`.
+nlohmann::json cache_rows(const StackPlan& plan, int32_t LayerPlacement::* number);
+
 // {"schema_version", "model", "batch", "tokens", "rows": [{layer, kind, plugin, tier, purpose, bytes}], "totals",
 // "fits", ...}
 nlohmann::json plan_json(const RunPlan& plan, const config::Run& run, const model::Description& model);
