@@ -42,9 +42,21 @@ Request read_request(HostState& host, const kvp_layer* layers, size_t n, size_t 
   }
   Request out;
   out.layers = copy_layers(layers, n, stride);
-  if (choice) out.choice = generate::cache_choice(make_effective(host, choice->config, ModelNeed::kNone).run);
+  std::optional<int64_t> capacity;
+  if (choice) {
+    const config::Run run = make_effective(host, choice->config, ModelNeed::kNone).run;
+    out.choice = generate::cache_choice(run);
+    capacity = run.generation.max_cache_len;
+  }
   out.params.batch = params->batch;
-  out.params.tokens = params->tokens;
+  out.params.tokens = params->tokens >= 0 ? params->tokens : capacity.value_or(-1);
+  if (out.params.tokens < 0 && (out.choice.kind == "static" || out.choice.kind == "offloaded_static")) {
+    throw Error(Code::kInvalidArgument,
+                "\"" + out.choice.kind +
+                    "\" needs its capacity, and neither the tokens of kvplug_cache_params nor generation.max_cache_len "
+                    "gives one",
+                "set one of them to the tokens of the longest row");
+  }
   out.params.device_type = params->device_type;
   out.params.device_id = params->device_id;
   out.params.dtype = {params->dtype_code, params->dtype_bits, 1};

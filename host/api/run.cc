@@ -12,6 +12,7 @@
 #include "api/model_library.h"
 #include "config/input.h"
 #include "generate/memory_limit.h"
+#include "generate/slot_need.h"
 #include "generate/task.h"
 #include "report/document.h"
 #include "report/explain.h"
@@ -41,24 +42,38 @@ Prompts read_prompts(const Effective& effective) {
   return out;
 }
 
-// The batch that takes the most: fresh rows end in one column, so shorter prompts are padded to the longest.
-report::RunPlan make_plan(HostState& host, const Effective& effective,
-                          const std::vector<generate::TaskPrompt>& prompts) {
+// Of the batch that takes the most: fresh rows end in one column, so shorter prompts are padded to the longest.
+generate::SlotNeed need_of(const Effective& effective, const std::vector<generate::TaskPrompt>& prompts) {
   const int64_t positions = effective.model->max_position_embeddings;
   const auto batch = static_cast<size_t>(effective.run.input.batch_size);
-  int64_t slots = prompts.empty() ? generate::final_length(effective.run.generation, 1, positions) - 1 : 0;
+  const auto tokens_of = [](const generate::TaskPrompt& prompt) {
+    return std::max<int64_t>(static_cast<int64_t>(prompt.ids.size()), 1);  // nothing at all starts with BOS
+  };
+  generate::SlotNeed need;
+  if (prompts.empty()) need.include(1, generate::final_length(effective.run.generation, 1, positions) - 1);
   for (size_t first = 0; first < prompts.size(); first += batch) {
     const auto members = std::span(prompts).subspan(first, std::min(batch, prompts.size() - first));
-    size_t longest = 0;
-    for (const generate::TaskPrompt& prompt : members) longest = std::max(longest, prompt.ids.size());
+    int64_t longest = 0;
+    for (const generate::TaskPrompt& prompt : members) longest = std::max(longest, tokens_of(prompt));
     for (const generate::TaskPrompt& prompt : members) {
-      const auto tokens = static_cast<int64_t>(prompt.ids.size());
-      slots = std::max(slots, static_cast<int64_t>(longest) - tokens +
-                                  generate::final_length(prompt.settings, tokens, positions) - 1);
+      const int64_t tokens = tokens_of(prompt);
+      need.include(longest, generate::final_length(prompt.settings, tokens, positions) - tokens);
     }
   }
+  generate::check_max_cache_len(need, effective.run);
+  return need;
+}
+
+report::RunPlan make_plan(HostState& host, const Effective& effective, const std::vector<generate::TaskPrompt>& prompts,
+                          const generate::SlotNeed& need) {
+  const auto batch = static_cast<size_t>(effective.run.input.batch_size);
   return report::plan_run(host.registry, effective.run, *effective.model,
-                          static_cast<int64_t>(std::clamp<size_t>(prompts.size(), 1, batch)), slots);
+                          static_cast<int64_t>(std::clamp<size_t>(prompts.size(), 1, batch)), need.slots());
+}
+
+report::RunPlan make_plan(HostState& host, const Effective& effective) {
+  const Prompts prompts = read_prompts(effective);
+  return make_plan(host, effective, prompts.all, need_of(effective, prompts.all));
 }
 
 }  // namespace
@@ -70,7 +85,7 @@ kvplug_status kvplug_plan_run(kvplug_host* host, const kvplug_config* config, kv
   return border(err, [&] {
     HostState& state = *need(host, "host").state;
     const Effective effective = make_effective(state, need(config, "config").config, ModelNeed::kRequired);
-    const report::RunPlan plan = make_plan(state, effective, read_prompts(effective).all);
+    const report::RunPlan plan = make_plan(state, effective);
     if (out) {
       const auto tier = [&](int index) {
         const auto& bytes = plan.cache.total.reserved[index];
@@ -124,7 +139,7 @@ kvplug_status kvplug_run(kvplug_host* host, const kvplug_config* config, const k
     if (!run.run.seed) run.run.seed = std::random_device{}();
     const model::Description description = *effective.model;
     if (run.run.task == "plan") {
-      give(json, report::plan_json(make_plan(*state, effective, read_prompts(effective).all), run, description));
+      give(json, report::plan_json(make_plan(*state, effective), run, description));
       return;
     }
     Prompts prompts = read_prompts(effective);
@@ -134,8 +149,9 @@ kvplug_status kvplug_run(kvplug_host* host, const kvplug_config* config, const k
       throw Error(Code::kConfig, "is the place of the result as well", "choose another path", "output.logits_path");
     }
     if (run.output.logits_path) report::check_writable(*run.output.logits_path, run.output.overwrite);
+    const generate::SlotNeed need = need_of(effective, prompts.all);
     if (run.memory.plan != "off") {
-      const report::RunPlan plan = make_plan(*state, effective, prompts.all);
+      const report::RunPlan plan = make_plan(*state, effective, prompts.all, need);
       if (plan.limit_host_bytes != 0) {
         generate::check_fits(plan.weight_bytes, plan.peak_host_bytes - plan.weight_bytes, plan.limit_host_bytes);
       }

@@ -33,6 +33,8 @@ constexpr std::array kFlags{
     Flag{"--use-cache", "generation.use_cache", "false: compute everything again at every step"},
     Flag{"--cache-implementation,--cache", "generation.cache_implementation",
          "the cache kind: dynamic, vendor/name, ..."},
+    Flag{"--max-cache-len", "generation.max_cache_len", "capacity of a static cache, in tokens"},
+    Flag{"--disable-compile", "generation.disable_compile", "true: no prepared decode step"},
     Flag{"--prefill-chunk-size", "generation.prefill_chunk_size", "feed the prompt in pieces of so many tokens"},
     Flag{"-s,--seed", "run.seed", "HF's set_seed(); left out: a fresh one, which is printed"},
     Flag{"-t,--threads", "run.threads", "computing threads, 0 = physical cores"},

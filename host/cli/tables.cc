@@ -72,6 +72,7 @@ std::string plan_text(const nlohmann::json& plan) {
                                 model["layers"].dump(), value_text(model["dtype"]),
                                 cached ? value_text(plan["cache_implementation"]) : "no cache", plan["batch"].dump(),
                                 plan["tokens"].dump());
+  if (!plan["max_cache_len"].is_null()) out += "max_cache_len " + plan["max_cache_len"].dump() + "\n";
   out += fmt::format("{:<22}{:<17}device\n", "", "host");
   static const std::vector<std::pair<const char*, const char*>> kNames = {
       {"weights", "weights"},      {"kv", "K/V"},      {"packed", "K/V packed"}, {"residual", "K/V residual"},
@@ -111,6 +112,9 @@ std::string explain_text(const nlohmann::json& explain) {
     out += "cache     none (use_cache = false)\n";
   } else {
     out += fmt::format("cache     {}; needed: {}\n", value_text(cache["implementation"]), list_text(cache["require"]));
+    if (!cache["max_cache_len"].is_null()) {
+      out += fmt::format("capacity  {} tokens a row (max_cache_len)\n", cache["max_cache_len"].dump());
+    }
     out += layers_text(cache["layers"]);
   }
   out += fmt::format("stop ids  {}\n", list_text(model["eos_token_id"]));

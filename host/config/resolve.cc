@@ -119,6 +119,8 @@ class Resolver {
     g.stop_strings = or_empty<std::vector<std::string>>(value("stop_strings"));
     g.do_sample = value("do_sample").get<bool>();
     g.use_cache = value("use_cache").get<bool>();
+    g.max_cache_len = maybe<int64_t>(value("max_cache_len"));
+    g.disable_compile = value("disable_compile").get<bool>();
     g.prefill_chunk_size = maybe<int64_t>(value("prefill_chunk_size"));
     g.temperature = value("temperature").get<double>();
     g.top_k = value("top_k").get<int64_t>();
@@ -160,9 +162,24 @@ class Resolver {
         g.cache_config[name] = check_cache_option(g.cache_implementation, *kinds_, name, entry->value, entry->where);
       }
     }
+    capacity(view, g);
     if (!g.use_cache && (g.cache_source > Source::kCheckpoint || !g.cache_config.empty()))
       add_notice(run_.notices, "cache_off",
                  view.where("generation.use_cache") + " = false: cache_implementation and cache_config have no effect");
+  }
+
+  // A vendor's kind may have a capacity; of the built-in ones two do.
+  void capacity(const View& view, Generation& g) {
+    const std::string path = "generation.max_cache_len", where = view.where(path);
+    run_.max_cache_len_where = where;
+    if (!g.max_cache_len || has_capacity(g.cache_implementation)) return;
+    if (view.source(path) > Source::kCheckpoint)
+      throw Error(Code::kConfig, "\"" + g.cache_implementation + "\" has no capacity: it takes what the run needs",
+                  "remove the key, or use cache_implementation = \"static\"", where);
+    add_notice(
+        run_.notices, "max_cache_len_ignored",
+        where + ": " + std::to_string(*g.max_cache_len) + " has no effect on \"" + g.cache_implementation + "\"");
+    g.max_cache_len.reset();
   }
 
   std::string kind(const std::string& word, const std::string& where) {

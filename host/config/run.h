@@ -25,7 +25,7 @@ struct Origin {
 };
 
 // Something the user should hear once; never a failure. `code` is stable: kind_mapped, sampling_off,
-// max_length_overridden, length_unreachable, cache_off, not_built.
+// max_length_overridden, length_unreachable, cache_off, max_cache_len_ignored, not_built.
 struct Notice {
   std::string code, text;
   friend bool operator==(const Notice&, const Notice&) = default;
@@ -86,6 +86,8 @@ struct Generation {
   std::string cache_implementation = "dynamic";            // retired words are already mapped
   Source cache_source = Source::kDefault;                  // >= kFile: the user named the kind
   nlohmann::json cache_config = nlohmann::json::object();  // checked against the kind's options schema
+  std::optional<int64_t> max_cache_len;  // capacity of kinds that have one; absent: what the run needs
+  bool disable_compile = false;          // no prepared step
   std::optional<int64_t> prefill_chunk_size;
   // logits
   double temperature = 1.0;
@@ -185,6 +187,7 @@ struct Run {
   PluginsSection plugins;
   OutputSection output;
 
+  std::string max_cache_len_where;  // "run.toml:9: generation.max_cache_len", for messages
   std::vector<Notice> notices;
   std::vector<std::string> without_effect;  // HF keys accepted and listed by explain
   std::string digest;                       // "sha256:..." of the effective values

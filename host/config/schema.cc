@@ -145,6 +145,15 @@ constexpr auto kKeys = std::to_array<Key>({
      {},
      kAny,
      "{}"},
+    {"generation.max_cache_len",
+     kInteger,
+     "",
+     "capacity of the static kinds, in tokens a row; default: what the run needs",
+     {},
+     kPositive,
+     "null",
+     "4096"},
+    {"generation.disable_compile", kBool, "false", "true: no prepared decode step", {}, kAny, "false"},
     {"generation.prefill_chunk_size",
      kInteger,
      "",
@@ -323,7 +332,8 @@ std::vector<std::string> words_below(std::string_view section) {
 
 bool is_cache_key(std::string_view path) {
   return path == "generation.use_cache" || path == "generation.cache_implementation" ||
-         path.starts_with("generation.cache_config") || path == "generation.prefill_chunk_size";
+         path.starts_with("generation.cache_config") || path == "generation.max_cache_len" ||
+         path == "generation.disable_compile" || path == "generation.prefill_chunk_size";
 }
 
 std::string schema_path(std::string_view path) {

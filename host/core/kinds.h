@@ -17,6 +17,8 @@ struct RetiredKind {
 
 // Every plain word a cache or quantizer plugin may be called by; all other names are `vendor/name`.
 std::span<const std::string_view> builtin_cache_kinds();
+// True for the kinds that max_cache_len is for: the static ones, and any vendor's.
+bool has_capacity(std::string_view kind);
 std::span<const std::string_view> builtin_quantizers();
 std::span<const RetiredKind> retired_kinds();
 

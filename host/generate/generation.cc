@@ -70,6 +70,7 @@ struct Generation::State {
 
   void set_up(std::vector<config::Generation> settings, const std::vector<std::optional<uint64_t>>& seeds);
   void set_lengths(Row& row, size_t index);
+  SlotNeed take(bool anew);
   void prefill();
   void decode();
   void choose();
@@ -175,33 +176,56 @@ void Generation::State::set_lengths(Row& row, size_t index) {
   }
 }
 
+// What each row takes at the start, and the slots that the longest will need. anew: as if the cache held nothing.
+SlotNeed Generation::State::take(bool anew) {
+  int64_t longest = 0;
+  for (size_t b = 0; b < rows.size(); ++b) {
+    const SessionRow& row = session.rows[b];
+    const int64_t cached = anew ? 0 : row.cached;
+    taken[b] = {std::span(row.ids).subspan(static_cast<size_t>(cached)), cached == 0};
+    longest = std::max(longest, static_cast<int64_t>(taken[b].ids.size()));
+  }
+  const std::vector<int64_t> pads = session.row_pads();
+  SlotNeed need;
+  for (size_t b = 0; b < rows.size(); ++b) {
+    const int64_t before = anew ? 0 : pads[b];
+    const int64_t pad = taken[b].fresh ? longest - static_cast<int64_t>(taken[b].ids.size()) : 0;
+    need.include(before + pad + rows[b].prompt, rows[b].max_length - rows[b].prompt);
+  }
+  return need;
+}
+
 void Generation::State::prefill() {
   for (size_t b = 0; b < rows.size(); ++b) {
     SessionRow& row = session.rows[b];
     // A row that is cached to its end gives no logits: its last token is computed again.
     if (row.cached == static_cast<int64_t>(row.ids.size())) session.uncache(static_cast<uint32_t>(b), 1);
-    results[b].reused_tokens = static_cast<uint64_t>(row.cached);
+  }
+  SlotNeed need = take(false);
+  if (session.outgrown(need)) {
+    need = take(true);
+    session.plan(need.slots());  // what does not fit is refused while the session is as it was
+    session.drop_stack();
+    ++session.rebuilds;
+    emit(EventType::kNotice, 0,
+         "the cache was too small for this run and is made anew for " + std::to_string(need.slots()) +
+             " tokens a row; what it held is computed again");
+    take(false);
   }
   for (size_t b = 0; b < rows.size(); ++b) {
-    const SessionRow& row = session.rows[b];
-    taken[b] = {std::span(row.ids).subspan(static_cast<size_t>(row.cached)), row.cached == 0};
+    results[b].reused_tokens = static_cast<uint64_t>(session.rows[b].cached);
     timings.prefill_tokens += taken[b].ids.size();
   }
   feed.fill(taken);
-  // Slots of the longest row: what it holds now, this feed, and every new token but the last.
-  int64_t slots = 0, total = 0;
-  for (size_t b = 0; b < rows.size(); ++b) {
-    const int64_t pad = feed.pad[b];
-    slots = std::max(slots, pad + rows[b].max_length - 1);
-    total = std::max(total, rows[b].max_length - 1);
-  }
+  int64_t total = 0;
+  for (const Row& row : rows) total = std::max(total, row.max_length - 1);
   const auto chunk = session.run.generation.prefill_chunk_size;
   if (chunk && !session.use_cache) {
     throw Error(Code::kConfig, "prefill in chunks needs a cache, and use_cache is false", "remove one of the two",
                 "generation.prefill_chunk_size");
   }
   const int64_t step = chunk ? std::min(*chunk, feed.tokens) : feed.tokens;
-  session.prepare(session.use_cache ? slots : total, session.use_cache ? step : total);
+  session.prepare(session.use_cache ? need.slots() : total, session.use_cache ? step : total);
   if (step == feed.tokens) {
     session.forward(feed, logits.data());
   } else {
@@ -306,7 +330,7 @@ void Generation::State::finish_row(size_t index, Finish reason) {
 }
 
 void Generation::State::check_plan() const {
-  if (session.run.memory.plan != "exact" || !session.stack) return;
+  if (session.run.memory.plan != "exact" || !session.stack || session.lent) return;
   const kvp_memory memory = session.stack->memory(-1);
   for (int tier = 0; tier < KVP_N_TIERS; ++tier) {
     for (int purpose = 0; purpose < KVP_N_PURPOSES; ++purpose) {

@@ -19,7 +19,33 @@ uint64_t sum(const uint64_t (&bytes)[KVP_N_PURPOSES]) {
   return std::accumulate(bytes, bytes + KVP_N_PURPOSES, uint64_t{0});
 }
 
+// A layer that can be asked for lengths.
+int32_t first_layer(std::span<const kvp_layer> layers) {
+  const auto keeps = [](const kvp_layer& layer) { return layer.kind != KVP_LAYER_NONE; };
+  return static_cast<int32_t>(std::find_if(layers.begin(), layers.end(), keeps) - layers.begin());
+}
+
+// The fewest slots a row that a layer of the stack can hold, -1 where none has an end.
+int64_t capacity_of(CacheStack& stack) {
+  int64_t fewest = -1;
+  const auto layers = stack.layers();
+  for (size_t i = 0; i < layers.size(); ++i) {
+    if (layers[i].kind == KVP_LAYER_NONE || layers[i].kind == KVP_LAYER_CROSS) continue;
+    kvp_lengths out{};
+    out.struct_size = sizeof out;
+    stack.lengths(static_cast<int32_t>(i), 0, out);
+    if (out.max >= 0 && (fewest < 0 || out.max < fewest)) fewest = out.max;
+  }
+  return fewest;
+}
+
 }  // namespace
+
+void add_counters(nlohmann::json& sum, const nlohmann::json& more) {
+  for (const auto& [name, value] : more.items()) {
+    if (value.is_number()) sum[name] = sum.value(name, uint64_t{0}) + value.get<uint64_t>();
+  }
+}
 
 kvp_call host_call() {
   kvp_call call{};
@@ -74,21 +100,68 @@ const SessionRow& Session::State::row(uint32_t index) const {
   return rows[index];
 }
 
+std::vector<int64_t> Session::State::row_pads() const {
+  std::vector<int64_t> pads(rows.size(), 0);
+  if (!stack || stack->batch() == 0) return pads;
+  kvp_lengths out{};
+  out.struct_size = sizeof out;
+  out.row_pad = pads.data();
+  out.n_rows = std::min(pads.size(), static_cast<size_t>(stack->batch()));
+  stack->lengths(first_layer(stack->layers()), 0, out);
+  return pads;
+}
+
+bool Session::State::outgrown(const SlotNeed& need) const {
+  if (!use_cache) return false;
+  check_max_cache_len(need, run);
+  if (!stack) return false;
+  const int64_t most = capacity_of(*stack);
+  if (most < 0 || need.slots() <= most) return false;
+  if (lent) {
+    throw Error(
+        Code::kCapacity,
+        "the cache handed in holds " + std::to_string(most) + " tokens a row, too few for this run: " + need.text(),
+        "make it for " + std::to_string(need.slots()) + " tokens or more");
+  }
+  return true;
+}
+
+void Session::State::drop_stack() {
+  add_counters(past_counters, stack->counters());
+  runner.reset();
+  stack.reset();
+  for (SessionRow& row : rows) row.cached = 0;
+}
+
+kvp_memory Session::State::plan(int64_t slots) const {
+  auto batch = static_cast<int64_t>(rows.size());
+  int64_t tokens = run.generation.max_cache_len.value_or(slots);
+  if (stack && capacity_of(*stack) >= slots) {  // it holds what it was made for, whatever this run needs of it
+    tokens = stack->params().tokens;
+    batch = std::max(batch, stack->params().batch);
+  }
+  const kvp_memory total = CacheStack::plan(*context.registry, context.executor->description().cache_layers(),
+                                            cache_choice(run), params(batch, tokens), batch, slots)
+                               .total;
+  if (run.memory.plan != "off" && run.memory.max_host_bytes) {
+    check_fits(context.executor->weight_bytes(), total.peak[KVP_TIER_HOST],
+               usable_bytes(*run.memory.max_host_bytes, run.memory));
+  }
+  return total;
+}
+
 void Session::State::prepare(int64_t slots, int64_t query) {
   const auto batch = static_cast<int64_t>(rows.size());
   if (use_cache) {
-    const auto layers = context.executor->description().cache_layers();
-    const StackPlan plan =
-        CacheStack::plan(*context.registry, layers, cache_choice(run), params(batch, slots), batch, slots);
-    planned = plan.total;
-    const uint64_t weights = context.executor->weight_bytes();
-    const auto& limit = run.memory.max_host_bytes;
-    const uint64_t usable = limit ? usable_bytes(*limit, run.memory) : UINT64_MAX;
-    if (run.memory.plan != "off") check_fits(weights, plan.total.peak[KVP_TIER_HOST], usable);
+    if (!lent) planned = plan(slots);  // what a cache handed in holds is its maker's affair
     if (!stack) {
       // The newest session's word counts for the host: without a limit an earlier one ends.
+      const uint64_t weights = context.executor->weight_bytes();
+      const auto& limit = run.memory.max_host_bytes;
+      const uint64_t usable = limit ? usable_bytes(*limit, run.memory) : UINT64_MAX;
       context.services->memory().set_limit(KVP_TIER_HOST, limit ? usable - std::min(usable, weights) : UINT64_MAX);
-      stack = CacheStack::create(*context.registry, layers, cache_choice(run), params(batch, slots));
+      stack = CacheStack::create(*context.registry, context.executor->description().cache_layers(), cache_choice(run),
+                                 params(batch, run.generation.max_cache_len.value_or(slots)));
     }
     if (stack->batch() != 0 && stack->batch() < batch) {
       std::vector<int64_t> source(static_cast<size_t>(batch), -1);
@@ -162,6 +235,7 @@ Session::Session(SessionContext context, const config::Run& run, std::shared_ptr
                 "hand in an empty cache; to go on from a filled one clone the session that filled it");
   }
   state_->stack = std::move(stack);
+  state_->lent = true;
 }
 
 Session::~Session() = default;
@@ -261,6 +335,8 @@ nlohmann::json Session::stats() const {
     out["tokens"] = state_->stack->seen();
     out["counters"] = state_->stack->counters();
   }
+  add_counters(out["counters"], state_->past_counters);
+  out["counters"]["cache_rebuilds"] = state_->rebuilds;
   uint64_t planned = 0, used = 0, reserved = 0;
   nlohmann::json tiers = nlohmann::json::object();
   for (int tier = 0; tier < KVP_N_TIERS; ++tier) {

@@ -26,6 +26,9 @@ namespace kvplug::generate {
 // What [generation] and [cache] say about the cache.
 CacheChoice cache_choice(const config::Run& run);
 
+// Adds the numbers of `more` to those of `sum`, name by name.
+void add_counters(nlohmann::json& sum, const nlohmann::json& more);
+
 // What a session needs from around it; all outlive it through shared ownership by the api handles.
 struct SessionContext {
   std::shared_ptr<model::Executor> executor;

@@ -6,6 +6,7 @@
 
 #include "generate/feed.h"
 #include "generate/session.h"
+#include "generate/slot_need.h"
 
 namespace kvplug::generate {
 
@@ -23,14 +24,26 @@ struct Session::State {
   std::unique_ptr<model::Runner> runner;
   model::StepShape shape{};
   kvp_memory planned{};  // of the newest prepare
+  bool lent = false;     // the stack was handed in: it is never replaced
+  uint64_t rebuilds = 0;
+  nlohmann::json past_counters = nlohmann::json::object();  // of stacks that are gone
 
   StackParams params(int64_t batch, int64_t tokens) const;
   void check_ids(std::span<const int32_t> ids) const;
   SessionRow& row(uint32_t index);  // makes it if it is the next one
   const SessionRow& row(uint32_t index) const;
 
-  // Makes stack and runner for `batch` rows of up to `slots` slots and forwards of up to `query` tokens, checking the
-  // memory plan first. Keeps what is there when it is large enough.
+  // Padding that each row has in the stack.
+  std::vector<int64_t> row_pads() const;
+  // True where the stack has a capacity below the need, so that another must be made; throws where that is not ours to
+  // do (kConfig: max_cache_len, kCapacity: a cache handed in).
+  bool outgrown(const SlotNeed& need) const;
+  // Ends the stack; every row is computed again from its ids.
+  void drop_stack();
+  // Plans the stack for rows of up to `slots` slots and checks the plan against the memory limit.
+  kvp_memory plan(int64_t slots) const;
+  // Makes stack and runner for rows of up to `slots` slots and forwards of up to `query` tokens, checking the memory
+  // plan first. Keeps what is there when it is large enough.
   void prepare(int64_t slots, int64_t query);
   // Drops the newest cached tokens of one row; everything where the cache cannot crop that far.
   void uncache(uint32_t index, int64_t n_remove);

@@ -24,12 +24,6 @@ std::vector<int32_t> prompt_ids(const config::Prompt& prompt, const config::Run&
   return ids;
 }
 
-void add_counters(nlohmann::json& sum, const nlohmann::json& more) {
-  for (const auto& [name, value] : more.items()) {
-    if (value.is_number()) sum[name] = sum.value(name, uint64_t{0}) + value.get<uint64_t>();
-  }
-}
-
 // Prompts `members` as one session. Fills their results; throws what ended the batch.
 void run_batch(const SessionContext& context, const config::Run& run, const std::vector<TaskPrompt>& prompts,
                const std::vector<size_t>& members, const TaskHooks& hooks, TaskResult& out) {

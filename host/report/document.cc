@@ -33,7 +33,8 @@ nlohmann::json cache_json(const generate::TaskResult& task, const config::Run& r
   // Names that every document has, so that readers need not ask; plugins add their own.
   nlohmann::json counters = {{"fused_attend_calls", 0}, {"view_attend_calls", 0}, {"dequantized_tokens", 0},
                              {"requantized_tokens", 0}, {"packed_tokens", 0},     {"prefetch_hits", 0},
-                             {"prefetch_stalls", 0},    {"bytes_moved", 0},       {"oom_fallbacks", 0}};
+                             {"prefetch_stalls", 0},    {"bytes_moved", 0},       {"oom_fallbacks", 0},
+                             {"cache_rebuilds", 0}};
   nlohmann::json bytes = {{"planned", 0},
                           {"used", 0},
                           {"reserved", 0},

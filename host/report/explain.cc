@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "report/explain.h"
 
+#include <algorithm>
+
 #include "core/registry.h"
+#include "generate/generation.h"
 #include "generate/session.h"
 #include "report/plan.h"
 
@@ -18,6 +21,9 @@ nlohmann::json explain_run(Registry& registry, const config::Config& config, con
   if (run.generation.use_cache) {
     StackParams params;
     params.dtype = compute_dtype(run, model);
+    // Without prompts at hand, what one token would need stands for the capacity of a kind that has one.
+    params.tokens = run.generation.max_cache_len.value_or(
+        std::max<int64_t>(1, generate::final_length(run.generation, 1, model.max_position_embeddings) - 1));
     const StackPlan plan = CacheStack::plan(registry, model.cache_layers(), generate::cache_choice(run), params, 1, 1);
     for (const LayerPlacement& p : plan.placements) {
       layers.push_back({{"layer", p.model_layer},
@@ -46,6 +52,8 @@ nlohmann::json explain_run(Registry& registry, const config::Config& config, con
            {{"implementation",
              run.generation.use_cache ? nlohmann::json(run.generation.cache_implementation) : nlohmann::json(nullptr)},
             {"layers", layers},
+            {"max_cache_len",
+             run.generation.max_cache_len ? nlohmann::json(*run.generation.max_cache_len) : nlohmann::json(nullptr)},
             {"require", run.cache.negotiation.require}}},
           {"executor", executor},
           {"settings", settings},

@@ -34,7 +34,7 @@ RunPlan plan_run(Registry& registry, const config::Run& run, const model::Descri
   if (run.generation.use_cache) {
     StackParams params;
     params.batch = batch;
-    params.tokens = out.tokens;
+    params.tokens = run.generation.max_cache_len.value_or(tokens);
     params.dtype = out.dtype;
     out.cache =
         CacheStack::plan(registry, model.cache_layers(), generate::cache_choice(run), params, batch, out.tokens);
@@ -91,6 +91,8 @@ nlohmann::json plan_json(const RunPlan& plan, const config::Run& run, const mode
            run.generation.use_cache ? nlohmann::json(run.generation.cache_implementation) : nlohmann::json(nullptr)},
           {"batch", plan.batch},
           {"tokens", plan.tokens},
+          {"max_cache_len",
+           run.generation.max_cache_len ? nlohmann::json(*run.generation.max_cache_len) : nlohmann::json(nullptr)},
           {"rows", rows},
           {"totals", totals},
           {"cache_bytes", cache_bytes},

@@ -78,6 +78,29 @@ TEST(Resolve, Contradictions) {
   EXPECT_FALSE(run.tokenizer.add_generation_prompt);
 }
 
+TEST(Resolve, CapacityBelongsToTheKindsThatHaveOne) {
+  const std::string of_static = "generation = { max_cache_len = 64, cache_implementation = \"static\" }\n";
+  EXPECT_EQ(from_toml(of_static).resolve().generation.max_cache_len, 64);
+  EXPECT_EQ(from_toml(of_static).resolve().max_cache_len_where, "run.toml:2:16: generation.max_cache_len");
+  EXPECT_EQ(from_toml("generation = { max_cache_len = 64, cache_implementation = \"acme/ring\" }\n")
+                .resolve()
+                .generation.max_cache_len,
+            64);
+  EXPECT_EQ(toml_error("generation.max_cache_len = 64\n"),
+            "run.toml:2:12: generation.max_cache_len: \"dynamic\" has no capacity: it takes what the run needs\n"
+            "  remove the key, or use cache_implementation = \"static\"");
+  EXPECT_NE(toml_error("generation.max_cache_len = 0\n").find("0 is out of range; expected 1 or more"),
+            std::string::npos);
+  // A checkpoint may say it for whichever kind is used.
+  Config config = from_toml("");
+  config.set_checkpoint("{\"max_cache_len\": 64}");
+  EXPECT_EQ(config.resolve().generation.max_cache_len, std::nullopt);
+  EXPECT_EQ(codes(config.resolve()), "max_cache_len_ignored");
+  config.set("generation.cache_implementation", "\"static\"");
+  EXPECT_EQ(config.resolve().generation.max_cache_len, 64);
+  EXPECT_EQ(codes(config.resolve()), "");
+}
+
 TEST(Resolve, Prompts) {
   EXPECT_NE(toml_error("[[prompts]]\nid = \"a\"\n").find("run.toml:2: prompts[0]: a prompt without a content"),
             std::string::npos);
