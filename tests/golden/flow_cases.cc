@@ -21,8 +21,42 @@ Play generate(Family& family, kvplug_session* session, const Ids& forced) {
   return play(session, 1, overrides.get(), {forced});
 }
 
-client::Session new_session(Family& family, const Ids& ids) {
-  auto session = make_session(family.host(), family.model(), family.document(json::object()));
+// A kind with the room that the recorded static caches had; offloaded kinds keep K/V in files.
+json generation_of(const std::string& kind) {
+  json generation = {{"cache_implementation", kind}};
+  if (kind.ends_with("static")) generation["max_cache_len"] = 64;
+  if (kind.starts_with("offloaded")) {
+    generation["cache_config"] = {{"disk_path", std::filesystem::temp_directory_path().string()},
+                                  {"offload_only_non_sliding", false}};
+  }
+  return generation;
+}
+
+client::Session new_session(Family& family, const std::string& kind, const Ids& ids) {
+  auto session = make_session(family.host(), family.model(), family.document(generation_of(kind)));
+  append_rows(session.get(), {ids});
+  return session;
+}
+
+// A session on a cache that keeps enough for crop, as activate_past_recording does.
+client::Session recording_session(Family& family, const std::string& kind, const Ids& ids) {
+  const auto config = make_config(family.host(), family.document(generation_of(kind)));
+  const kvp_layer* layers = nullptr;
+  size_t n = 0, stride = 0;
+  client::call(kvplug_model_layers, family.model(), &layers, &n, &stride);
+  kvplug_cache_params params{};
+  params.struct_size = sizeof params;
+  params.batch = -1;
+  params.tokens = kind.ends_with("static") ? 64 : -1;
+  params.device_type = KVP_DEVICE_CPU;
+  params.dtype_code = KVP_DTYPE_FLOAT;
+  params.dtype_bits = 32;
+  const auto cache = client::make<client::Cache>(kvplug_cache_create, family.host(), layers, n, stride,
+                                                 config.get(), &params);
+  client::call(kvplug_cache_set_rollback, cache.get(), int64_t{1} << 40);
+  const auto unnamed = make_config(family.host(), family.document(json::object()));
+  auto session =
+      client::make<client::Session>(kvplug_session_create_with_cache, family.model(), unnamed.get(), cache.get());
   append_rows(session.get(), {ids});
   return session;
 }
@@ -36,9 +70,9 @@ void check_continuation(Family& family, kvplug_session* session, const json& rec
   EXPECT_LE(distance(got.rows[0].at(0).logits, family.file().tensors.at(record["first_logits"]).floats()), atol);
 }
 
-void check_chat(Family& family, const json& c) {
+void check_chat(Family& family, const json& c, const std::string& kind) {
   const Ids turn1 = first_row(c["turn1"]), turn2 = first_row(c["turn2"]);
-  const auto session = new_session(family, turn1);
+  const auto session = new_session(family, kind, turn1);
   const Ids answer = tail(c["out1"], turn1.size());
   EXPECT_EQ(choices(generate(family, session.get(), answer).rows[0]), answer);
   EXPECT_EQ(cached_tokens(session.get()), c["length_between"]);
@@ -47,8 +81,8 @@ void check_chat(Family& family, const json& c) {
   EXPECT_EQ(cached_tokens(session.get()), c["cache"]["seq_length"]);
 }
 
-void check_prefix(Family& family, const json& c) {
-  const auto base = new_session(family, first_row(c["prefix"]));
+void check_prefix(Family& family, const json& c, const std::string& kind) {
+  const auto base = new_session(family, kind, first_row(c["prefix"]));
   generate(family, base.get(), {0});
   EXPECT_EQ(cached_tokens(base.get()), c["prefix_length"]);
   for (const json& run : c["runs"]) {
@@ -60,27 +94,52 @@ void check_prefix(Family& family, const json& c) {
   }
 }
 
-void check_crop(Family& family, const json& c) {
+// What a crop must leave is recorded where the reference could do it: in the case itself, or in the same one of the
+// growing cache, with or without recording.
+const json* cropped_record(const Family& family, const json& c) {
+  const std::string n = std::to_string(c["crop"].get<int64_t>());
+  if (c.contains("input_ids2")) return &c;
+  for (const char* how : {"plain", "recording"}) {
+    const json& other = family.file().by_id(family.name() + "/flow/crop/dynamic/" + how + "/" + n);
+    if (other.contains("input_ids2")) return &other;
+  }
+  return nullptr;
+}
+
+// A window that has filled, without recording: its past is gone, so that only emptying can work.
+bool window_is_full(const Family& family, const json& c) {
+  const json& before = family.file().by_id(family.name() + "/flow/crop/dynamic/plain/0")["before"];
+  for (size_t i = 0; i < before["is_sliding"].size(); ++i) {
+    if (before["is_sliding"][i] == true && before["max_length_per_layer"][i] <= c["before"]["seq_length"]) return true;
+  }
+  return false;
+}
+
+void check_crop(Family& family, const json& c, const std::string& kind) {
   const Ids prompt = first_row(c["input_ids"]);
-  const auto session = new_session(family, prompt);
+  const bool recording = c["recording"] == true;
+  const auto session = (recording ? recording_session : new_session)(family, kind, prompt);
   const Ids answer = tail(c["sequences"], prompt.size());
   EXPECT_EQ(choices(generate(family, session.get(), answer).rows[0]), answer);
-  ASSERT_EQ(cached_tokens(session.get()), c["before"]["seq_length"]);
+  const int64_t seen = c["before"]["seq_length"], crop = c["crop"];
+  ASSERT_EQ(cached_tokens(session.get()), seen);
   // The record counts cached tokens, negative = remove; a session counts ids, one of which is not cached yet.
-  const auto crop = c["crop"].get<int64_t>();
   const int64_t n_remove = crop > 0 ? -crop : crop == 0 ? 0 : -crop + 1;
   const kvplug_status status = kvplug_session_crop(session.get(), &n_remove, 1, nullptr);
-  if (c.contains("crop_error")) {
-    EXPECT_EQ(status, KVP_INVALID_ARGUMENT);
-    EXPECT_EQ(cached_tokens(session.get()), c["before"]["seq_length"]);
+  const bool gone = !recording && crop < 0 && -crop < seen && window_is_full(family, c);
+  if (crop > 0 || gone) {
+    EXPECT_EQ(status, crop > 0 ? KVP_INVALID_ARGUMENT : KVP_INVALID_STATE);
+    EXPECT_EQ(cached_tokens(session.get()), seen);
     return;
   }
   ASSERT_EQ(status, KVP_OK);
-  EXPECT_EQ(cached_tokens(session.get()), c["after"]["seq_length"]);
-  if (!c.contains("input_ids2")) return;
-  const Ids next = first_row(c["input_ids2"]);
-  EXPECT_EQ(set_ids(session.get(), 0, next), c["after"]["seq_length"]);
-  check_continuation(family, session.get(), c["no_cache"], next.size());
+  const int64_t kept = std::max<int64_t>(0, seen + crop);
+  EXPECT_EQ(cached_tokens(session.get()), kept);
+  const json* record = cropped_record(family, c);
+  if (record == nullptr) return;
+  const Ids next = first_row((*record)["input_ids2"]);
+  EXPECT_EQ(set_ids(session.get(), 0, next), kept);
+  check_continuation(family, session.get(), (*record)["no_cache"], next.size());
 }
 
 }  // namespace
@@ -90,13 +149,17 @@ void add_flow_case(Tally& tally, const std::shared_ptr<Family>& family, const js
   const std::string id = c["id"], name = id.substr(id.find('/') + 1);
   const std::string flow = name.substr(5, name.find('/', 5) - 5);
   const std::string rest = name.substr(5 + flow.size() + 1), kind = rest.substr(0, rest.find('/'));
-  const auto add = [&](void (*check)(Family&, const json&)) {
-    tally.run(family->name(), name, [family, &c, check] { check(*family, c); });
+  // Each record holds for the offloaded twin of its kind as well.
+  const auto add = [&](void (*check)(Family&, const json&, const std::string&)) {
+    tally.run(family->name(), name, [family, &c, check, kind] {
+      for (const char* own : {kind == "static" ? "static" : "dynamic", kind == "static" ? "offloaded_static" : "offloaded"}) {
+        SCOPED_TRACE(own);
+        check(*family, c, own);
+      }
+    });
   };
   if (const std::string why = missing_kind(kind, kinds); !why.empty()) {
     tally.skip(family->name(), why);
-  } else if (!kind.starts_with("dynamic")) {
-    tally.skip(family->name(), "no flow is written for kind " + kind);
   } else if (flow == "chat") {
     add(check_chat);
   } else if (flow == "prefix") {
@@ -104,7 +167,7 @@ void add_flow_case(Tally& tally, const std::shared_ptr<Family>& family, const js
   } else if (flow == "crop") {
     add(check_crop);
   } else {
-    tally.skip(family->name(), "a session has no call for flow/" + flow + "; kvplug_cache_gather has its own tests");
+    tally.skip(family->name(), "a session has no call for flow/" + flow + ": they run below it, in model_exec_test");
   }
 }
 
