@@ -459,8 +459,16 @@ void PagedCache::crop(const kvp_call& call, const int64_t* n_remove, int64_t n) 
 
 void PagedCache::set_rollback(const kvp_call& call, int64_t max_tokens) {
   if (max_tokens < 0) fail(KVP_INVALID_ARGUMENT, "set_rollback to ", max_tokens, " tokens; expected 0 or more");
-  if (check_only(call)) return;
   const int64_t before = std::exchange(plan_.rollback, std::min(max_tokens, PagedLayer::kMostTokens));
+  int64_t longest = 0;
+  for (const auto& layer : layers_) longest = std::max(longest, layer->rows().longest());
+  const bool fits = !plan_.limited() || longest <= plan_.capacity;
+  if (!fits || check_only(call)) plan_.rollback = before;
+  if (!fits) {
+    fail(KVP_CAPACITY, "set_rollback to ", max_tokens, " tokens needs a capacity above the ", plan_.capacity,
+         " tokens there are: the windows have gone beyond them");
+  }
+  if (check_only(call)) return;
   for (const auto& layer : layers_) layer->set_rollback(plan_.rollback);
   if (fixed_batch_ == 0 || plan_.rollback <= before) return;
   const int64_t rows = std::exchange(fixed_batch_, 0);

@@ -70,7 +70,7 @@ PagedCache::Plan::Plan(const kvp_cache_create& create, const char* kind, bool fi
 bool PagedCache::Plan::limited() const noexcept {
   if (capacity < 0) return false;
   return std::any_of(specs.begin(), specs.end(),
-                     [&](const Spec& spec) { return spec.window == 0 || spec.window > capacity; });
+                     [&](const Spec& spec) { return spec.window == 0 || spec.window + rollback > capacity; });
 }
 
 int64_t PagedCache::Plan::held_tokens(int64_t tokens) const noexcept {

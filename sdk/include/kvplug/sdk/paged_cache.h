@@ -52,7 +52,7 @@ class PagedCache {
     int64_t capacity = -1;  // tokens a row, -1 = grows
 
     explicit Plan(const kvp_cache_create& create, const char* kind, bool fixed);
-    // A capacity holds for all rows, except where every layer is a ring that fits into it.
+    // A capacity holds for all rows, except where every layer is a ring that fits into it, rollback included.
     bool limited() const noexcept;
     int64_t kept(const Spec& spec) const noexcept { return PagedLayer::kept(spec.window, rollback); }
     // Tokens that memory is held for once `tokens` are stored.
