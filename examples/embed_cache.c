@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A whole program of the cache level: the engine owns the model, the library keeps its keys and values. Two layers get
- * six tokens, the prefix is cloned, three tokens are taken back, and the next step is asked for. Nothing but
- * <kvplug/kvplug.h> is used, and no LibTorch is loaded.
+ * A whole program of the cache level: the engine owns the model, the library keeps its keys and values. A full layer
+ * and one with a sliding window get six tokens, the prefix is cloned, three tokens are taken back, and the next step is
+ * asked for. set_rollback comes first: a window has let go of its past otherwise. Nothing but <kvplug/kvplug.h> is
+ * used, and no LibTorch is loaded.
  *
  *   embed_cache [PLUGIN_FOLDER]
  */
@@ -58,7 +59,9 @@ int main(int argc, char** argv) {
                           .kv_heads = KV_HEADS,
                           .key_dim = DIM,
                           .value_dim = DIM};
-  const kvp_layer layers[2] = {full, full};
+  kvp_layer layers[2] = {full, full};
+  layers[1].kind = KVP_LAYER_SLIDING;
+  layers[1].window = 2;
   const kvplug_cache_params params = {.struct_size = sizeof params,
                                       .batch = BATCH,
                                       .tokens = -1,
@@ -72,6 +75,7 @@ int main(int argc, char** argv) {
   if (st == KVP_OK) st = kvplug_config_create(host, &choice, &err);
   if (st == KVP_OK) st = kvplug_config_set(choice, "generation.cache_implementation", "dynamic", &err);
   if (st == KVP_OK) st = kvplug_cache_create(host, layers, 2, sizeof layers[0], choice, &params, &cache, &err);
+  if (st == KVP_OK) st = kvplug_cache_set_rollback(cache, 3, &err);
 
   float k[BATCH * KV_HEADS * TOKENS * DIM] = {0}, v[BATCH * KV_HEADS * TOKENS * DIM] = {0};
   const kvp_tensor tk = f32_4d(k, BATCH, KV_HEADS, TOKENS, DIM), tv = f32_4d(v, BATCH, KV_HEADS, TOKENS, DIM);

@@ -51,8 +51,8 @@ client::Session recording_session(Family& family, const std::string& kind, const
   params.device_type = KVP_DEVICE_CPU;
   params.dtype_code = KVP_DTYPE_FLOAT;
   params.dtype_bits = 32;
-  const auto cache = client::make<client::Cache>(kvplug_cache_create, family.host(), layers, n, stride,
-                                                 config.get(), &params);
+  const auto cache =
+      client::make<client::Cache>(kvplug_cache_create, family.host(), layers, n, stride, config.get(), &params);
   client::call(kvplug_cache_set_rollback, cache.get(), int64_t{1} << 40);
   const auto unnamed = make_config(family.host(), family.document(json::object()));
   auto session =
@@ -152,7 +152,8 @@ void add_flow_case(Tally& tally, const std::shared_ptr<Family>& family, const js
   // Each record holds for the offloaded twin of its kind as well.
   const auto add = [&](void (*check)(Family&, const json&, const std::string&)) {
     tally.run(family->name(), name, [family, &c, check, kind] {
-      for (const char* own : {kind == "static" ? "static" : "dynamic", kind == "static" ? "offloaded_static" : "offloaded"}) {
+      for (const char* own :
+           {kind == "static" ? "static" : "dynamic", kind == "static" ? "offloaded_static" : "offloaded"}) {
         SCOPED_TRACE(own);
         check(*family, c, own);
       }

@@ -45,9 +45,8 @@ std::vector<float> feed(StepRunner& runner, CacheStack& stack, const Rows& rows,
   std::vector<int32_t> ids;
   for (const auto& row : rows) ids.insert(ids.end(), row.begin(), row.end());
   std::vector<float> logits(rows.size() * static_cast<size_t>(vocab));
-  const ForwardInput input{.ids = ids.data(),
-                           .batch = static_cast<int64_t>(rows.size()),
-                           .tokens = static_cast<int64_t>(rows[0].size())};
+  const ForwardInput input{
+      .ids = ids.data(), .batch = static_cast<int64_t>(rows.size()), .tokens = static_cast<int64_t>(rows[0].size())};
   runner.forward(input, &stack, logits.data());
   return logits;
 }
@@ -55,7 +54,8 @@ std::vector<float> feed(StepRunner& runner, CacheStack& stack, const Rows& rows,
 std::vector<int64_t> source_rows(const nlohmann::json& c) {
   if (c["arg"].is_array()) return c["arg"];
   std::vector<int64_t> rows;  // batch_repeat_interleave
-  for (size_t b = 0; b < c["input_ids"].size(); ++b) rows.insert(rows.end(), c["arg"].get<size_t>(), static_cast<int64_t>(b));
+  for (size_t b = 0; b < c["input_ids"].size(); ++b)
+    rows.insert(rows.end(), c["arg"].get<size_t>(), static_cast<int64_t>(b));
   return rows;
 }
 
@@ -79,7 +79,8 @@ TEST_P(BatchFlow, EqualsARunWithoutACache) {
       SCOPED_TRACE(id + " on " + kind);
       const auto stack = make_stack(*model, kind);
       const std::vector<int64_t> source = source_rows(c);
-      StepRunner runner(model, {.max_batch = std::max<int64_t>(3, static_cast<int64_t>(source.size())), .max_query = 64},
+      StepRunner runner(model,
+                        {.max_batch = std::max<int64_t>(3, static_cast<int64_t>(source.size())), .max_query = 64},
                         stack.get());
       feed(runner, *stack, c["input_ids"], vocab);
       feed(runner, *stack, c["then"], vocab);
@@ -95,7 +96,8 @@ TEST_P(BatchFlow, EqualsARunWithoutACache) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, BatchFlow,
-                         ::testing::Values("llama", "llama_rope3", "qwen2", "qwen3", "mistral", "gemma2", "llama4_text"),
+                         ::testing::Values("llama", "llama_rope3", "qwen2", "qwen3", "mistral", "gemma2",
+                                           "llama4_text"),
                          [](const auto& param) { return std::string(param.param); });
 
 }  // namespace
