@@ -187,6 +187,7 @@ void OffloadedCache<kChoice>::add_counters(std::vector<kvp_counter>& out) const 
   const Mover::Counts counts = mover_ ? mover_->counts() : Mover::Counts{};
   out.push_back({"prefetch_hits", counts.prefetch_hits});
   out.push_back({"prefetch_stalls", counts.prefetch_stalls});
+  out.push_back({"bytes_moved", counts.bytes_read + counts.bytes_written});
   out.push_back({"bytes_read", counts.bytes_read});
   out.push_back({"bytes_written", counts.bytes_written});
 }

@@ -175,7 +175,7 @@ void run(const Kind& kind, uint64_t seed) {
 
 TEST(SameBits, EveryKindGivesThem) {
   for (const Kind& kind : kKinds) {
-    for (uint64_t seed = 1; seed <= 60; ++seed) {
+    for (uint64_t seed = 1; seed <= 30; ++seed) {
       run(kind, seed);
       if (HasFatalFailure()) return;
     }
@@ -187,7 +187,7 @@ TEST(SameBits, EveryKindGivesThem) {
 // What was evicted, or never arrived, is filled with NaN by the test's host: one that is read shows in every result.
 TEST(SameBits, PlanIsWhatIsHeld) {
   for (const Kind& kind : kKinds) {
-    for (uint64_t seed = 1; seed <= 60; ++seed) {
+    for (uint64_t seed = 1; seed <= 30; ++seed) {
       Random random(seed);
       const int64_t window = pick(random, 1, 300), batch = pick(random, 1, 3), tokens = pick(random, 1, kCapacity);
       SCOPED_TRACE(std::string(kind.file) + " " + std::to_string(kind.descriptor) + (kind.disk ? " disk" : "") +
