@@ -86,7 +86,8 @@ std::vector<std::vector<int32_t>> greedy(const std::vector<float>& logits, size_
 }
 
 TEST_P(OnCache, GreedyTokensAreThoseOfTransformers) {
-  for (const char* name : {"llama", "llama_rope3", "qwen2", "qwen3", "llama_bf16", "llama_fp16"}) {
+  for (const char* name :
+       {"llama", "llama_rope3", "qwen2", "qwen3", "llama_bf16", "llama_fp16", "mistral", "gemma2", "llama4_text"}) {
     const auto model = load(name);
     const auto file = golden(name);
     for (const char* prompt : {"single", "batch3", "long"}) {
