@@ -27,6 +27,8 @@ std::vector<kvp_layer> copy_layers(const kvp_layer* layers, size_t n, size_t str
   return out;
 }
 
+constexpr int64_t kMostTokens = int64_t{1} << 40;  // beyond any cache; sums of it stay within 64 bits
+
 struct Request {
   std::vector<kvp_layer> layers;
   CacheChoice choice;
@@ -154,7 +156,13 @@ kvplug_status kvplug_cache_explain(kvplug_cache* cache, kvplug_buf** json, kvp_e
 
 kvplug_status kvplug_cache_lengths(kvplug_cache* cache, int32_t layer, int64_t query_len, kvp_lengths* out,
                                    kvp_error* err) {
-  return on_stack(cache, err, [&](CacheStack& stack) { stack.lengths(layer, query_len, need(out, "out")); });
+  return on_stack(cache, err, [&](CacheStack& stack) {
+    need(out, "out");
+    if (query_len < 0 || query_len > kMostTokens) {
+      throw Error(Code::kInvalidArgument, "query_len " + std::to_string(query_len) + ": expected 0 to 2^40");
+    }
+    stack.lengths(layer, query_len, *out);
+  });
 }
 
 kvplug_status kvplug_cache_update(kvplug_cache* cache, const kvp_call* call, const kvp_update_args* args,
@@ -217,6 +225,14 @@ kvplug_status kvplug_cache_reserve(kvplug_cache* cache, const kvp_call* call, in
 
 kvplug_status kvplug_cache_reset(kvplug_cache* cache, const kvp_call* call, kvp_error* err) {
   return on_stack(cache, err, [&](CacheStack& stack) { stack.reset(need(call, "call")); });
+}
+
+kvplug_status kvplug_cache_begin_step(kvplug_cache* cache, const kvp_call* call, kvp_error* err) {
+  return on_stack(cache, err, [&](CacheStack& stack) { stack.begin_step(need(call, "call")); });
+}
+
+kvplug_status kvplug_cache_end_step(kvplug_cache* cache, const kvp_call* call, kvp_error* err) {
+  return on_stack(cache, err, [&](CacheStack& stack) { stack.end_step(need(call, "call")); });
 }
 
 kvplug_status kvplug_cache_memory(kvplug_cache* cache, int32_t layer, kvp_memory* out, kvp_error* err) {

@@ -58,7 +58,8 @@ class Stack final : public CacheStack {
         instances_(std::move(instances)),
         batch_(from.batch_),
         fused_calls_(from.fused_calls_),
-        view_calls_(from.view_calls_) {
+        view_calls_(from.view_calls_),
+        prepared_steps_(from.prepared_steps_) {
     route();
   }
 
@@ -81,6 +82,7 @@ class Stack final : public CacheStack {
   int64_t batch() const override { return batch_; }
   const StackParams& params() const override { return params_; }
   const std::vector<LayerPlacement>& placements() const override { return layout_.placements; }
+  std::string unprepared() const override { return why_unprepared(layout_); }
   bool poisoned() const override { return poisoned_; }
 
   int64_t seen() const override {
@@ -212,7 +214,7 @@ class Stack final : public CacheStack {
   }
 
   nlohmann::json counters() override {
-    nlohmann::json sum = {{"view_attend_calls", view_calls_}};
+    nlohmann::json sum = {{"view_attend_calls", view_calls_}, {"prepared_steps", prepared_steps_}};
     bool fused_told = false;
     for (const auto& instance : instances_) {
       instance->counters([&](const std::string& name, uint64_t value) {
@@ -224,8 +226,19 @@ class Stack final : public CacheStack {
     return sum;
   }
 
-  void begin_step(const kvp_call&) override {
+  void begin_step(const kvp_call& call) override {
     check_alive();
+    size_t begun = 0;
+    try {
+      guarded([&] {
+        for (; begun < instances_.size(); ++begun) {
+          hint(*instances_[begun], "begin_step", &kvp_offload_ext::begin_step, call);
+        }
+      });
+    } catch (const Error&) {
+      for (size_t i = 0; i < begun; ++i) end_quietly(*instances_[i], call);
+      throw;
+    }
     step_.batch = batch_;
     step_.seen = 0;
     step_.row_seen.resize(static_cast<size_t>(batch_));
@@ -241,12 +254,19 @@ class Stack final : public CacheStack {
     step_.seen = out.seen;
   }
 
-  void end_step(const kvp_call&) override { step_.active = false; }
+  void end_step(const kvp_call& call) override {
+    guarded([&] {
+      for (const auto& instance : instances_) hint(*instance, "end_step", &kvp_offload_ext::end_step, call);
+    });
+    step_.active = false;
+    if ((call.flags & KVP_CALL_PREPARED) != 0) ++prepared_steps_;
+  }
 
   void abort_step(const kvp_call& call) noexcept override {
     if (!step_.active) return;
     step_.active = false;
     if (poisoned_) return;
+    for (const auto& instance : instances_) end_quietly(*instance, call);
     try {
       for (const auto& instance : instances_) take_back(*instance, call, step_, params_.dtype);
       batch_ = step_.batch;
@@ -256,6 +276,23 @@ class Stack final : public CacheStack {
   }
 
  private:
+  using StepHint = int32_t (*kvp_offload_ext::*)(kvp_cache*, const kvp_call*, kvp_error*);
+
+  // UNSUPPORTED: the kind does not want this hint.
+  static void hint(const CacheInstance& instance, const char* name, StepHint slot, const kvp_call& call) {
+    const auto& offload = instance.plugin().offload;
+    if (!offload) return;
+    ErrorText text;
+    const kvp_status status = try_plugin(text, (*offload).*slot, instance.self(), &call);
+    if (status != KVP_OK && status != KVP_UNSUPPORTED) instance.plugin().library->fail(name, status, text.text());
+  }
+
+  // For a step that has failed already: its own error is the one to tell.
+  static void end_quietly(const CacheInstance& instance, const kvp_call& call) noexcept {
+    ErrorText text;
+    if (instance.plugin().offload) try_plugin(text, instance.plugin().offload->end_step, instance.self(), &call);
+  }
+
   void route() {
     std::vector<Route> own(layout_.layers.size());
     for (const auto& instance : instances_) {
@@ -340,7 +377,7 @@ class Stack final : public CacheStack {
   std::vector<std::unique_ptr<CacheInstance>> instances_;
   std::vector<Route> routes_;  // one for each layer of the list
   int64_t batch_ = 0;
-  uint64_t fused_calls_ = 0, view_calls_ = 0;
+  uint64_t fused_calls_ = 0, view_calls_ = 0, prepared_steps_ = 0;
   StepMark step_;
   bool poisoned_ = false;
 };
@@ -363,6 +400,7 @@ StackPlan CacheStack::plan(Registry& registry, std::span<const kvp_layer> layers
   plan.total.struct_size = sizeof plan.total;
   plan.layers.resize(layers.size(), plan.total);
   plan.placements = layout.placements;
+  plan.unprepared = why_unprepared(layout);
   for (const Group& group : layout.groups) {
     add_memory(plan.total, plan_group(group, params, batch, tokens));
     for (const Part& part : group.parts) {

@@ -51,6 +51,7 @@ struct StackPlan {
   kvp_memory total{};
   std::vector<kvp_memory> layers;  // one per layer of the list (NONE: zeros)
   std::vector<LayerPlacement> placements;
+  std::string unprepared;  // as CacheStack::unprepared
 };
 
 class CacheStack {
@@ -69,6 +70,8 @@ class CacheStack {
   virtual int64_t seen() const = 0;                       // tokens of the longest row, padding included
   virtual const StackParams& params() const = 0;
   virtual const std::vector<LayerPlacement>& placements() const = 0;
+  // Why a decode step cannot run prepared (KVP_CALL_PREPARED: no decision, no allocation); "" if it can.
+  virtual std::string unprepared() const = 0;
 
   // What the next update of query_len tokens will present on `layer`. row_seen / row_pad in `out` may be NULL.
   virtual void lengths(int32_t layer, int64_t query_len, kvp_lengths& out) = 0;
@@ -88,11 +91,13 @@ class CacheStack {
   virtual std::unique_ptr<CacheStack> clone(const kvp_call& call) = 0;
 
   virtual kvp_memory memory(int32_t layer) = 0;  // -1 = all
-  // Sum over instances, {"fused_attend_calls": n, ...}; the stack adds its own counters (view_attend_calls).
+  // Sum over instances, {"fused_attend_calls": n, ...}; the stack adds its own (view_attend_calls, prepared_steps).
   virtual nlohmann::json counters() = 0;
 
   // A step that failed at some layer is taken back from the layers before it, or the stack is poisoned (and says so).
-  // begin_step notes the rows' lengths; abort_step crops back to them. end_step forgets them.
+  // begin_step notes the rows' lengths; abort_step crops back to them. end_step forgets them. All three tell the
+  // instances that want to know (kvp.offload/1); what begin_step throws has begun nothing, after end_step throws the
+  // step may still be aborted.
   virtual void begin_step(const kvp_call& call) = 0;
   virtual void end_step(const kvp_call& call) = 0;
   virtual void abort_step(const kvp_call& call) noexcept = 0;

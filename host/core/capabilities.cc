@@ -59,6 +59,11 @@ constexpr Capability kKnown[] = {{"fused_attention", not_fused},
 
 }  // namespace
 
+std::string why_unprepared(const Layout& layout) {
+  const std::string grows = lacking(layout, "grows: its storage moves", has_flag<KVP_CACHE_STABLE_ADDRESS>);
+  return grows.empty() ? not_fused(layout) : grows;
+}
+
 void check_required(const Layout& layout, std::span<const std::string> require) {
   for (const std::string& word : require) {
     const auto known = std::find_if(std::begin(kKnown), std::end(kKnown),

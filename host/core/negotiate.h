@@ -51,6 +51,10 @@ Layout negotiate(Registry& registry, std::span<const kvp_layer> layers, const Ca
 // What a group's create would be given. `layers` is kept alive by the caller.
 kvp_cache_create create_args(const Group& group, const std::vector<kvp_layer>& layers, const StackParams& params);
 
+// Why a decode step on this layout cannot run prepared: storage that moves, a layer that is not attended to by its
+// plugin. "" if it can.
+std::string why_unprepared(const Layout& layout);
+
 // "full_attention", ...
 const char* layer_word(const kvp_layer& layer);
 

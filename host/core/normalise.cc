@@ -106,4 +106,20 @@ std::optional<kvp_attend_ext> normalise_attend(const void* given, const std::str
   return table;
 }
 
+std::optional<kvp_offload_ext> normalise_offload(const void* given, const std::string& name,
+                                                 const std::filesystem::path& library) {
+  if (given == nullptr) return std::nullopt;
+  auto table = copy_table<kvp_offload_ext>(given, name + " " KVP_EXT_OFFLOAD, library);
+  fill(
+      table.begin_step,
+      +[](kvp_cache*, const kvp_call*, kvp_error* err) -> int32_t { return unsupported(err, "begin_step"); });
+  fill(
+      table.prefetch,
+      +[](kvp_cache*, const kvp_call*, int32_t, kvp_error* err) -> int32_t { return unsupported(err, "prefetch"); });
+  fill(
+      table.end_step,
+      +[](kvp_cache*, const kvp_call*, kvp_error* err) -> int32_t { return unsupported(err, "end_step"); });
+  return table;
+}
+
 }  // namespace kvplug

@@ -40,4 +40,8 @@ kvp_quantizer_iface normalise_quantizer(const void* given, const std::string& na
 std::optional<kvp_attend_ext> normalise_attend(const void* given, const std::string& name,
                                                const std::filesystem::path& library);
 
+// nullopt for NULL; a hint that the table lacks answers UNSUPPORTED.
+std::optional<kvp_offload_ext> normalise_offload(const void* given, const std::string& name,
+                                                 const std::filesystem::path& library);
+
 }  // namespace kvplug

@@ -32,8 +32,9 @@ struct Descriptor {
 struct CachePlugin {
   PluginLibrary* library = nullptr;
   Descriptor descriptor;
-  kvp_cache_iface iface{};               // every slot may be called
-  std::optional<kvp_attend_ext> attend;  // every slot may be called
+  kvp_cache_iface iface{};                 // every slot may be called
+  std::optional<kvp_attend_ext> attend;    // every slot may be called
+  std::optional<kvp_offload_ext> offload;  // likewise
 };
 
 struct QuantizerPlugin {

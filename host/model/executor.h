@@ -33,6 +33,8 @@ struct ForwardInput {
   int64_t batch = 0, tokens = 0;
   const int64_t* pad = nullptr;    // [batch] leading padding tokens of this call, NULL = none
   const int64_t* count = nullptr;  // [batch] tokens the row takes (the rest is right padding), NULL = all
+  // The caller reserved what the step needs: the stack gets KVP_CALL_PREPARED where it attends to every layer itself.
+  bool prepared = false;
 };
 
 // What a Runner sizes its scratch for.

@@ -167,6 +167,9 @@ KVPLUG_API kvplug_status kvplug_cache_clone(kvplug_cache* cache, const kvp_call*
 KVPLUG_API kvplug_status kvplug_cache_reserve(kvplug_cache* cache, const kvp_call* call, int64_t batch, int64_t tokens,
                                               kvp_error* err);
 KVPLUG_API kvplug_status kvplug_cache_reset(kvplug_cache* cache, const kvp_call* call, kvp_error* err);
+/* Around the layers of one step: hints for kinds that move data between tiers. May be left out. */
+KVPLUG_API kvplug_status kvplug_cache_begin_step(kvplug_cache* cache, const kvp_call* call, kvp_error* err);
+KVPLUG_API kvplug_status kvplug_cache_end_step(kvplug_cache* cache, const kvp_call* call, kvp_error* err);
 /* layer -1 = all. */
 KVPLUG_API kvplug_status kvplug_cache_memory(kvplug_cache* cache, int32_t layer, kvp_memory* out, kvp_error* err);
 /* What really ran: {"fused_attend_calls": 0, ...} */

@@ -74,8 +74,17 @@ void Attention::ask(CacheStack* stack) {
   blocks_.reserve(static_cast<size_t>(shape_.max_batch * (tokens / sdk::kBlockTokens + 2)));
 }
 
-void Attention::begin(const ForwardInput& input, CacheStack* stack, int64_t* positions, int64_t* slots) {
+kvp_call Attention::call_for(const ForwardInput& input, CacheStack* stack) {
   if (stack != stack_) ask(stack);
+  call_ = {};
+  call_.struct_size = sizeof call_;
+  call_.device_type = KVP_DEVICE_CPU;
+  const bool fused = std::find(fused_.begin(), fused_.end(), false) == fused_.end();
+  if (input.prepared && fused) call_.flags = KVP_CALL_PREPARED;
+  return call_;
+}
+
+void Attention::begin(const ForwardInput& input, CacheStack* stack, int64_t* positions, int64_t* slots) {
   input_ = &input;
   const auto batch = static_cast<size_t>(input.batch);
   std::fill_n(row_seen_.begin(), batch, 0);
@@ -118,7 +127,7 @@ void Attention::run(int32_t index, const kvp_tensor& q, const kvp_tensor& k, con
     args.softcap = scores_.softcap;
     args.window = window_of(layer);
     args.chunk = chunk_of(layer);
-    stack_->attend(call(), args, out, nullptr);
+    stack_->attend(call_, args, out, nullptr);
     return;
   }
   const int64_t first_slot = lengths(index, nullptr, nullptr).kv_offset;
@@ -128,7 +137,7 @@ void Attention::run(int32_t index, const kvp_tensor& q, const kvp_tensor& k, con
   args.k = &k, args.v = &v;
   args.pad = input_->pad, args.count = input_->count;
   kvp_tensor view_k{}, view_v{};
-  stack_->update(call(), args, &view_k, &view_v);
+  stack_->update(call_, args, &view_k, &view_v);
   attend_views(layer, q, view_k, view_v, first_slot, out);
 }
 

@@ -27,6 +27,9 @@ class Attention {
   // the shape.
   Attention(std::span<const kvp_layer> layers, Type type, Scores scores, const StepShape& shape, CacheStack* stack);
 
+  // The call of a step on `stack`: prepared where the input says so and no layer goes over views, which need scratch.
+  kvp_call call_for(const ForwardInput& input, CacheStack* stack);
+
   // Before the layers of a forward: takes the rows' lengths from the stack and works out every token's position.
   // [batch * tokens] each: positions, the row position of each token, 0 for padding; slots, the same with the row's
   // padding counted.
@@ -36,12 +39,6 @@ class Attention {
   // q. Padding gets 0.
   void run(int32_t layer, const kvp_tensor& q, const kvp_tensor& k, const kvp_tensor& v, kvp_tensor& out);
 
-  static kvp_call call() {
-    kvp_call c{};
-    c.struct_size = sizeof c;
-    c.device_type = KVP_DEVICE_CPU;
-    return c;
-  }
   size_t scratch_bytes() const { return scratch_.size(); }
 
  private:
@@ -59,6 +56,7 @@ class Attention {
   Buffer scratch_;
 
   // Of the current forward.
+  kvp_call call_{};
   const ForwardInput* input_ = nullptr;
   std::vector<int64_t> row_seen_, row_pad_;  // before the forward; row_pad_ with its padding
   std::vector<sdk::AttendRow> rows_;

@@ -112,15 +112,15 @@ void StepRunner::step(const ForwardInput& input, CacheStack* stack, Logits which
   check_shape(input, shape_);
   translated([&] {
     use_threads(model_->options.threads);
-    const kvp_call call = Attention::call();
+    const kvp_call call = attention_.call_for(input, stack);
     if (stack != nullptr) stack->begin_step(call);
     try {
       write_logits(layers(input, stack, which), logits);
+      if (stack != nullptr) stack->end_step(call);
     } catch (...) {
       if (stack != nullptr) stack->abort_step(call);
       throw;
     }
-    if (stack != nullptr) stack->end_step(call);
   });
 }
 
