@@ -37,7 +37,7 @@ config::Generation settings_of(const SessionState& state, const kvplug_config* o
   config::Config config = state.config;
   config.overlay(overrides->config);
   config::Generation out = config.resolve().generation;
-  const config::Generation& now = state.session->run().generation;
+  const config::Generation now = state.config.resolve().generation;  // as asked for, whatever a lack of memory led to
   if (out.cache_implementation != now.cache_implementation || out.cache_config != now.cache_config ||
       out.use_cache != now.use_cache || out.max_cache_len != now.max_cache_len) {
     throw Error(Code::kConfig, "the cache of a session cannot be changed by a generation", "create another session",

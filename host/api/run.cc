@@ -149,11 +149,35 @@ kvplug_status kvplug_run(kvplug_host* host, const kvplug_config* config, const k
       throw Error(Code::kConfig, "is the place of the result as well", "choose another path", "output.logits_path");
     }
     if (run.output.logits_path) report::check_writable(*run.output.logits_path, run.output.overwrite);
+    uint64_t planned_fallbacks = 0;
     const generate::SlotNeed need = need_of(effective, prompts.all);
     if (run.memory.plan != "off") {
-      const report::RunPlan plan = make_plan(*state, effective, prompts.all, need);
-      if (plan.limit_host_bytes != 0) {
+      const auto check = [&] {
+        const report::RunPlan plan = make_plan(*state, effective, prompts.all, need);
+        if (plan.limit_host_bytes == 0) return;
         generate::check_fits(plan.weight_bytes, plan.peak_host_bytes - plan.weight_bytes, plan.limit_host_bytes);
+      };
+      try {
+        check();
+      } catch (const Error& first) {
+        if (!generate::is_out_of_memory(first)) throw;
+        if (!run.cache.oom_fallback) throw generate::with_offload_hint(first, run.generation.cache_implementation);
+        // The failure that the plan foresees takes the way of one that happens.
+        generate::Event notice;
+        notice.type = generate::EventType::kNotice;
+        notice.text = generate::retry_text(first, *run.cache.oom_fallback);
+        prompts.notices.push_back(notice.text);
+        const kvplug_event out = event_of(notice);
+        if (hooks.event) hooks.event(hooks.user, &out);
+        generate::take_fallback(run);
+        generate::take_fallback(effective.run);
+        planned_fallbacks = 1;
+        try {
+          check();
+        } catch (const Error& second) {
+          if (!generate::is_out_of_memory(second)) throw;
+          throw generate::both_failed(first, second);
+        }
       }
     }
     // A folder that is run by ids alone has its tokenizer for the texts of the answers.
@@ -173,6 +197,7 @@ kvplug_status kvplug_run(kvplug_host* host, const kvplug_config* config, const k
     }
     generate::TaskResult task = generate::run_prompts(model->context(), run, prompts.all, task_hooks);
     task.notices.insert(task.notices.begin(), prompts.notices.begin(), prompts.notices.end());
+    generate::add_counters(task.stats["counters"], {{"oom_fallbacks", planned_fallbacks}});
     if (run.output.logits_path) report::write_logits(*run.output.logits_path, task, description.vocab_size);
     nlohmann::json document = report::run_document(task, run, description, model->executor->options().dtype, load_s);
     if (std::find(run.output.include.begin(), run.output.include.end(), "config") != run.output.include.end()) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <iostream>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
@@ -99,11 +100,20 @@ std::vector<std::string> normalised(int argc, char** argv) {
   return out;
 }
 
+// "-n,--max-new-tokens" -> "--max-new-tokens"
+std::string long_name(std::string_view names) {
+  const size_t at = names.find("--");
+  return std::string(names.substr(at, names.find(',', at) - at));
+}
+
 void add_settings(CLI::App& command, Arguments& out) {
   for (const Flag& flag : kFlags) {
     command
         .add_option_function<std::string>(
-            flag.names, [&out, key = flag.key](const std::string& value) { out.settings.emplace_back(key, value); },
+            flag.names,
+            [&out, flag](const std::string& value) {
+              out.settings.push_back({flag.key, value, long_name(flag.names)});
+            },
             flag.help)
         ->type_name("VALUE");
   }
@@ -111,7 +121,7 @@ void add_settings(CLI::App& command, Arguments& out) {
       .add_option_function<std::vector<std::string>>(
           "--stop",
           [&out](const std::vector<std::string>& texts) {
-            out.settings.emplace_back("generation.stop_strings", nlohmann::json(texts).dump());
+            out.settings.push_back({"generation.stop_strings", nlohmann::json(texts).dump(), "--stop"});
           },
           "text that ends the generation; repeatable")
       ->type_name("TEXT")
@@ -123,7 +133,7 @@ void add_settings(CLI::App& command, Arguments& out) {
             for (const std::string& pair : pairs) {
               const size_t equal = pair.find('=');
               if (equal == std::string::npos) throw Failure(KVPLUG_E_CONFIG, "--set " + pair + ": expected key=value");
-              out.settings.emplace_back(pair.substr(0, equal), pair.substr(equal + 1));
+              out.settings.push_back({pair.substr(0, equal), pair.substr(equal + 1), "--set"});
             }
           },
           "any key of the run file: --set generation.top_p=0.9; repeatable")
@@ -168,7 +178,7 @@ bool parse_arguments(int argc, char** argv, Arguments& out) {
   generate->add_option("--system-prompt", out.system_prompt, "system message; -p is then a user's turn");
   generate->add_flag("--chat", out.chat, "-p is a user's turn, rendered by the chat template");
   generate->add_flag_callback(
-      "--raw", [&out] { out.chat = false, out.settings.emplace_back("tokenizer.chat_template", "none"); },
+      "--raw", [&out] { out.chat = false, out.settings.push_back({"tokenizer.chat_template", "none", "--raw"}); },
       "no chat template");
   add_settings(*generate, out);
   for (const auto& [name, help, command] :
@@ -198,6 +208,7 @@ bool parse_arguments(int argc, char** argv, Arguments& out) {
     return true;
   } catch (const CLI::Success& done) {
     app.exit(done);
+    if (!std::cout.flush()) throw Failure(KVP_IO, "standard output: could not be written");
     return false;
   } catch (const CLI::ParseError& e) {
     throw Failure(KVPLUG_E_CONFIG,

@@ -4,17 +4,21 @@
 #pragma once
 
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace kvplug::cli {
 
 enum class Command { kNone, kRun, kGenerate, kPlan, kExplain, kCheck, kDoctor, kPluginList, kPluginInfo };
 
+struct Setting {
+  std::string key, value;  // value: TOML or bare text
+  std::string flag;        // that gave it, for messages
+};
+
 struct Arguments {
   Command command = Command::kNone;
-  std::vector<std::string> files;                             // run files; plugin names for `plugin info`
-  std::vector<std::pair<std::string, std::string>> settings;  // key, TOML value or bare text; in the order given
+  std::vector<std::string> files;  // run files; plugin names for `plugin info`
+  std::vector<Setting> settings;   // in the order given
   std::vector<std::string> prompts, prompt_files;
   std::string system_prompt;
   bool chat = false;  // -p is a user's turn, rendered by the chat template

@@ -55,12 +55,19 @@ std::string prompts_document(const Arguments& arguments) {
   }
 }
 
-void print_json_or(const Arguments& arguments, const nlohmann::json& json, std::string (*text)(const nlohmann::json&)) {
-  Output out("-", false);
-  out.write(arguments.json ? json.dump() + "\n" : text(json));
-}
-
 }  // namespace
+
+void print_answer(const Arguments& arguments, const nlohmann::json& json, std::string (*text)(const nlohmann::json&)) {
+  // A path in the run file is the result's; one of the command line is this answer's.
+  std::string path = "-", overwrite = "false";
+  for (const Setting& setting : arguments.settings) {
+    if (setting.flag == "--output") path = setting.value;
+    if (setting.key == "output.overwrite") overwrite = setting.value;
+  }
+  Output out(path, overwrite == "true");
+  out.write(arguments.json ? json.dump() + "\n" : text(json));
+  out.finish();
+}
 
 Host make_host(const Arguments& arguments) {
   kvplug_host_params params{};
@@ -93,7 +100,14 @@ Config make_config(kvplug_host* host, const Arguments& arguments, const std::str
     const std::string name(*variable, equal ? static_cast<size_t>(equal - *variable) : std::strlen(*variable));
     if (name.starts_with("KVPLUG_") && equal) call(kvplug_config_set_environment, raw, name.c_str(), equal + 1);
   }
-  for (const auto& [key, value] : arguments.settings) call(kvplug_config_set, raw, key.c_str(), value.c_str());
+  for (const auto& [key, value, flag] : arguments.settings) {
+    try {
+      call(kvplug_config_set, raw, key.c_str(), value.c_str());
+    } catch (const Failure& failure) {  // the library knows of its own call only
+      const std::string& text = failure.text();
+      throw Failure(failure.status(), text.starts_with("--set") ? flag + text.substr(5) : text);
+    }
+  }
   if (arguments.json && arguments.command != Command::kCheck) call(kvplug_config_set, raw, "output.format", "json");
   set_color(config_value(raw, "output.color").get<std::string>());
   return config;
@@ -114,14 +128,14 @@ int plan_command(const Arguments& arguments) {
   const Host host = make_host(arguments);
   const Config config = make_config(host.get(), arguments, arguments.files.at(0));
   const nlohmann::json plan = json_from(kvplug_plan_run, host.get(), config.get(), static_cast<kvplug_plan*>(nullptr));
-  print_json_or(arguments, plan, plan_text);
+  print_answer(arguments, plan, plan_text);
   return plan["fits"].get<bool>() ? 0 : 5;
 }
 
 int explain_command(const Arguments& arguments) {
   const Host host = make_host(arguments);
   const Config config = make_config(host.get(), arguments, arguments.files.at(0));
-  print_json_or(arguments, json_from(kvplug_explain, host.get(), config.get()), explain_text);
+  print_answer(arguments, json_from(kvplug_explain, host.get(), config.get()), explain_text);
   return 0;
 }
 
@@ -136,9 +150,10 @@ int check_command(const Arguments& arguments) {
       results.push_back({{"file", file}, {"ok", true}, {"digest", answer["digest"]}, {"notices", answer["notices"]}});
       if (!arguments.json) {
         print_notices(answer["notices"], arguments.quiet);
-        std::printf("%s: good\n", file.c_str());
+        Output("-", false).write(file + ": good\n");
       }
     } catch (const Failure& failure) {
+      if (failure.status() == KVP_IO) throw;  // standard output
       worst = failure.status();
       print_failure(failure, arguments.json);
       results.push_back({{"file", file},
@@ -146,7 +161,7 @@ int check_command(const Arguments& arguments) {
                          {"error", {{"code", kvplug_status_word(failure.status())}, {"text", failure.text()}}}});
     }
   }
-  if (arguments.json) std::printf("%s\n", nlohmann::json{{"schema_version", 1}, {"files", results}}.dump().c_str());
+  if (arguments.json) Output("-", false).write(nlohmann::json{{"schema_version", 1}, {"files", results}}.dump() + "\n");
   return exit_code(worst);
 }
 
@@ -159,7 +174,7 @@ int doctor_command(const Arguments& arguments) {
     answer = json_from(kvplug_host_describe, host.get(), 0u);
     answer["libraries"] = {{"error", failure.text()}};
   }
-  print_json_or(arguments, answer, doctor_text);
+  print_answer(arguments, answer, doctor_text);
   return answer["libraries"].contains("error") ? 1 : 0;
 }
 
@@ -167,7 +182,7 @@ int plugin_command(const Arguments& arguments) {
   const Host host = make_host(arguments);
   const nlohmann::json answer = json_from(kvplug_host_describe, host.get(), 0u);
   if (arguments.command == Command::kPluginList) {
-    print_json_or(arguments, answer, plugin_list_text);
+    print_answer(arguments, answer, plugin_list_text);
     return 0;
   }
   const std::string& name = arguments.files.at(0);
@@ -179,7 +194,7 @@ int plugin_command(const Arguments& arguments) {
       known += (known.empty() ? "" : ", ") + provided["name"].get<std::string>();
     }
     if (matches) {
-      print_json_or(arguments, plugin, plugin_info_text);
+      print_answer(arguments, plugin, plugin_info_text);
       return 0;
     }
   }

@@ -19,6 +19,9 @@ int check_command(const Arguments& arguments);
 int doctor_command(const Arguments& arguments);
 int plugin_command(const Arguments& arguments);  // list, info
 
+// As JSON or as text(json), where -o says.
+void print_answer(const Arguments& arguments, const nlohmann::json& json, std::string (*text)(const nlohmann::json&));
+
 // One key's value; of a table every key with value and origin.
 nlohmann::json config_value(const kvplug_config* config, const char* key);
 void print_notices(const nlohmann::json& notices, bool quiet);

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // run and generate: stream what is generated, then the document in the format asked for.
+#include <algorithm>
 #include <csignal>
 #include <map>
 #include <optional>
+#include <vector>
 
 #include "cli/commands.h"
 #include "cli/progress.h"
@@ -25,6 +27,8 @@ struct Live {
   ProgressLine* progress = nullptr;
   bool stream = false;             // text goes out as it comes
   bool streamed = false;           // some has
+  bool notices = false;            // so do notices, to standard error
+  std::vector<std::string> told;   // those that did
   std::optional<Failure> failure;  // nothing may be thrown through the library
 };
 
@@ -36,6 +40,10 @@ int32_t on_progress(void* user, uint64_t done, uint64_t total) {
 int32_t on_event(void* user, const kvplug_event* event) {
   Live& live = *static_cast<Live*>(user);
   live.progress->clear();
+  if (live.notices && event->type == KVPLUG_EVENT_NOTICE) {
+    live.told.emplace_back(event->text, event->text_len);
+    std::fprintf(stderr, "%s %s\n", in_color("33", "notice:").c_str(), live.told.back().c_str());
+  }
   if (live.stream && event->type == KVPLUG_EVENT_TEXT && !live.failure) {
     try {
       live.out->write({event->text, event->text_len});
@@ -100,7 +108,7 @@ int run_command(const Arguments& arguments) {
   if (arguments.dry_run || plan_only) {
     const nlohmann::json plan =
         json_from(kvplug_plan_run, host.get(), config.get(), static_cast<kvplug_plan*>(nullptr));
-    Output("-", false).write(arguments.json ? plan.dump() + "\n" : plan_text(plan));
+    print_answer(arguments, plan, plan_text);
     return plan["fits"].get<bool>() ? 0 : 5;
   }
   const nlohmann::json output = json_from(kvplug_config_get, config.get(), "output");
@@ -114,6 +122,7 @@ int run_command(const Arguments& arguments) {
   live.progress = &progress;
   live.stream = format == "text" && setting("stream").get<bool>() &&
                 setting("include") == nlohmann::json::array({"text"}) && has_one_prompt(config.get());
+  live.notices = format != "json" && !arguments.quiet;
   kvplug_run_params params{};
   params.struct_size = sizeof params;
   params.progress = on_progress;
@@ -134,7 +143,16 @@ int run_command(const Arguments& arguments) {
     if (!live.streamed || results[0].contains("error")) out.write(text_of(results, setting("include")));
   }
   out.finish();
-  if (format != "json") print_notices(document["notices"], arguments.quiet);
+  if (format != "json") {
+    nlohmann::json rest = nlohmann::json::array();
+    for (const auto& notice : document["notices"]) {
+      const std::string text = notice["text"];
+      const bool known =
+          std::any_of(live.told.begin(), live.told.end(), [&](const auto& t) { return text.ends_with(t); });
+      if (!known) rest.push_back(notice);
+    }
+    print_notices(rest, arguments.quiet);
+  }
   if (arguments.verbose > 0 || (!arguments.quiet && stderr_is_terminal())) print_summary(document);
   return interrupts != 0 ? 130 : 0;
 }

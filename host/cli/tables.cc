@@ -116,6 +116,9 @@ std::string explain_text(const nlohmann::json& explain) {
       out += fmt::format("capacity  {} tokens a row (max_cache_len)\n", cache["max_cache_len"].dump());
     }
     out += layers_text(cache["layers"]);
+    const auto& prepared = cache["prepared_step"];
+    out += "prepared step: " + (prepared["used"].get<bool>() ? "yes" : "no (" + value_text(prepared["reason"]) + ")") +
+           "\n";
   }
   out += fmt::format("stop ids  {}\n", list_text(model["eos_token_id"]));
   const auto& executor = explain["executor"];

@@ -131,7 +131,7 @@ class Reader {
   void open_table(const std::string& path, const Key& key, const Node& node) {
     if (node.kind != Node::Kind::kTable)
       throw Error(Code::kConfig, "expected a table, got " + describe(node), {}, where(path, node));
-    const bool options = key.path == "generation.cache_config";
+    const bool options = key.path.ends_with(".cache_config");
     for (const auto& [name, member] : node.members) {
       const std::string below = join(path, shown(name));
       if (member.kind == Node::Kind::kScalar && member.value.is_null()) continue;

@@ -42,6 +42,7 @@ class Resolver {
     sections(view);
     run_.generation = generation(view);
     negotiation(view);
+    oom_fallback(view);
     plugins(view);
     prompts();
     std::set<std::string> ignored;
@@ -155,17 +156,21 @@ class Resolver {
     g.cache_implementation = kind(word, view.where(path));
     // What the checkpoint says of options counts while its kind is the one in use.
     const Source floor = g.cache_source > Source::kCheckpoint ? Source::kFile : Source::kCheckpoint;
-    for (const auto& [name, entry] : view.options("generation.cache_config", floor)) {
-      if (kinds_ == nullptr) {
-        g.cache_config[name] = entry->value;
-      } else {
-        g.cache_config[name] = check_cache_option(g.cache_implementation, *kinds_, name, entry->value, entry->where);
-      }
-    }
+    g.cache_config = options_of(g.cache_implementation, view.options("generation.cache_config", floor));
     capacity(view, g);
     if (!g.use_cache && (g.cache_source > Source::kCheckpoint || !g.cache_config.empty()))
       add_notice(run_.notices, "cache_off",
                  view.where("generation.use_cache") + " = false: cache_implementation and cache_config have no effect");
+  }
+
+  // Checked where the plugins are known.
+  json options_of(const std::string& kind, const std::map<std::string, const Entry*>& given) const {
+    json out = json::object();
+    for (const auto& [name, entry] : given) {
+      out[name] =
+          kinds_ == nullptr ? entry->value : check_cache_option(kind, *kinds_, name, entry->value, entry->where);
+    }
+    return out;
   }
 
   // A vendor's kind may have a capacity; of the built-in ones two do.
@@ -248,6 +253,19 @@ class Resolver {
     if (!n.fallback_on_unsupported && !n.fallback.empty())
       throw Error(Code::kConfig, "kinds that are never tried while on_unsupported = \"error\"",
                   "set cache.negotiation.on_unsupported = \"fallback\"", view.where(section + "fallback"));
+  }
+
+  void oom_fallback(const View& view) {
+    const std::string path = "cache.oom_fallback.cache_implementation";
+    const auto word = maybe<std::string>(view.value(path));
+    const auto given = view.options("cache.oom_fallback.cache_config");
+    if (word) {
+      const std::string named = kind(*word, view.where(path));
+      run_.cache.oom_fallback = {named, options_of(named, given)};
+    } else if (!given.empty()) {
+      throw Error(Code::kConfig, "options of a kind that is not named", "name it in " + path,
+                  given.begin()->second->where);
+    }
   }
 
   void plugins(const View& view) {

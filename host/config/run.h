@@ -134,8 +134,16 @@ struct NegotiationSection {
   friend bool operator==(const NegotiationSection&, const NegotiationSection&) = default;
 };
 
+// What a run that is out of memory is tried again with.
+struct OomFallback {
+  std::string cache_implementation;
+  nlohmann::json cache_config = nlohmann::json::object();  // checked against the kind's options schema
+  friend bool operator==(const OomFallback&, const OomFallback&) = default;
+};
+
 struct CacheSection {
   NegotiationSection negotiation;
+  std::optional<OomFallback> oom_fallback;
   friend bool operator==(const CacheSection&, const CacheSection&) = default;
 };
 

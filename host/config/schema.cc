@@ -249,6 +249,16 @@ constexpr auto kKeys = std::to_array<Key>({
     {"cache.negotiation.fallback", kStrings, "[]", "kinds tried in order, before the run"},
     {"cache.negotiation.require", kWords, "[]", "capabilities that must really run", "fused_attention"},
 
+    {"cache.oom_fallback.cache_implementation",
+     kString,
+     "",
+     "kind to retry with, once, when memory runs out; no key = off",
+     {},
+     kAny,
+     {},
+     R"("offloaded")"},
+    {"cache.oom_fallback.cache_config", kTable, "{}", "options of that kind"},
+
     {"memory.plan", kWord, R"("check")",
      "`check` refuses a run that cannot fit; `exact` also fails it when allocated bytes differ from planned ones",
      "off|check|exact"},

@@ -12,7 +12,6 @@ constexpr auto kUnbuilt = std::to_array<UnbuiltKey>({
     {"bench", "", ""},
     {"cache.check_finite", "false", ""},
     {"cache.layers", "", "one cache kind serves all layers in this release"},
-    {"cache.oom_fallback", "", ""},
     {"cache.prefix", "", ""},
     {"cache.state_dtype", R"("auto")", ""},
     {"cache.state_snapshots", "1", ""},

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/accounts.h"
 
+#include <malloc.h>
+
 #include <kvplug/version.h>
 
 #include <algorithm>
@@ -224,6 +226,12 @@ std::string Accounts::free(const kvp_mem* mem, void* ptr) noexcept try {
   return complaint;
 } catch (const std::exception&) {
   return {};
+}
+
+void release_free_blocks() {
+#if defined(__GLIBC__)
+  malloc_trim(0);
+#endif
 }
 
 }  // namespace kvplug

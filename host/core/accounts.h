@@ -87,6 +87,9 @@ class Accounts {
   uint64_t next_owner_ = 1;
 };
 
+// Gives the free blocks that the process's allocator keeps back to the system.
+void release_free_blocks();
+
 // f(tier, purpose, bytes) for every figure of a kvp_memory that is not 0.
 template <class F>
 void each_bytes(const uint64_t (&bytes)[KVP_N_TIERS][KVP_N_PURPOSES], F f) {

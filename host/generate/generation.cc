@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "generate/memory_limit.h"
 #include "generate/processors.h"
 #include "generate/sampler.h"
 #include "generate/session_state.h"
@@ -63,6 +64,9 @@ struct Generation::State {
   std::atomic<bool> cancelled{false};
   bool started = false, ended = false, uncommitted = false;
   bool want_logprobs = false;
+  bool prepared = false;         // decode steps run without a decision and without an allocation
+  std::optional<Error> ran_out;  // of memory: what the retry with another kind follows
+  bool retry = false;            // it is the next thing to do
   Clock::time_point start;
   size_t vocab = 0;
 
@@ -76,6 +80,7 @@ struct Generation::State {
   void choose();
   void commit();
   void finish_row(size_t index, Finish reason);
+  void fail();
   void check_plan() const;
   bool all_done() const {
     return std::all_of(results.begin(), results.end(), [](const RowResult& r) { return r.finish != Finish::kNone; });
@@ -182,7 +187,10 @@ SlotNeed Generation::State::take(bool anew) {
   for (size_t b = 0; b < rows.size(); ++b) {
     const SessionRow& row = session.rows[b];
     const int64_t cached = anew ? 0 : row.cached;
-    taken[b] = {std::span(row.ids).subspan(static_cast<size_t>(cached)), cached == 0};
+    // A row that has ended keeps its last token for a later run.
+    const auto fed = static_cast<int64_t>(row.ids.size()) - (rows[b].done(results[b]) ? 1 : 0);
+    taken[b] = {std::span(row.ids).subspan(static_cast<size_t>(cached), static_cast<size_t>(fed - cached)),
+                cached == 0};
     longest = std::max(longest, static_cast<int64_t>(taken[b].ids.size()));
   }
   const std::vector<int64_t> pads = session.row_pads();
@@ -196,6 +204,7 @@ SlotNeed Generation::State::take(bool anew) {
 }
 
 void Generation::State::prefill() {
+  const auto entered = Clock::now();
   for (size_t b = 0; b < rows.size(); ++b) {
     SessionRow& row = session.rows[b];
     // A row that is cached to its end gives no logits: its last token is computed again.
@@ -213,7 +222,7 @@ void Generation::State::prefill() {
     take(false);
   }
   for (size_t b = 0; b < rows.size(); ++b) {
-    results[b].reused_tokens = static_cast<uint64_t>(session.rows[b].cached);
+    if (results[b].token_ids.empty()) results[b].reused_tokens = static_cast<uint64_t>(session.rows[b].cached);
     timings.prefill_tokens += taken[b].ids.size();
   }
   feed.fill(taken);
@@ -226,16 +235,19 @@ void Generation::State::prefill() {
   }
   const int64_t step = chunk ? std::min(*chunk, feed.tokens) : feed.tokens;
   session.prepare(session.use_cache ? need.slots() : total, session.use_cache ? step : total);
+  prepared = session.unprepared().empty() &&
+             std::none_of(rows.begin(), rows.end(), [](const Row& row) { return row.settings.disable_compile; });
   if (step == feed.tokens) {
-    session.forward(feed, logits.data());
+    session.forward(feed, false, logits.data());
   } else {
     Feed piece;
     for (int64_t begin = 0; begin < feed.tokens; begin += step) {
       piece.fill(feed, begin, std::min(begin + step, feed.tokens));
-      session.forward(piece, logits.data());
+      session.forward(piece, false, logits.data());
     }
   }
-  timings.prefill_s = timings.first_token_s = seconds_since(start);
+  timings.prefill_s += seconds_since(entered);
+  if (timings.first_token_s == 0) timings.first_token_s = seconds_since(start);
 }
 
 void Generation::State::decode() {
@@ -252,7 +264,7 @@ void Generation::State::decode() {
     if (!done) ++timings.decode_tokens;
   }
   feed.fill(taken);
-  session.forward(feed, logits.data());
+  session.forward(feed, prepared && feed.tokens == 1, logits.data());
   timings.decode_s += seconds_since(begin);
 }
 
@@ -329,6 +341,13 @@ void Generation::State::finish_row(size_t index, Finish reason) {
   events.back().finish = reason;
 }
 
+void Generation::State::fail() {
+  ended = true;
+  for (RowResult& result : results) {
+    if (result.finish == Finish::kNone) result.finish = Finish::kError;
+  }
+}
+
 void Generation::State::check_plan() const {
   if (session.run.memory.plan != "exact" || !session.stack || session.lent) return;
   const kvp_memory memory = session.stack->memory(-1);
@@ -373,18 +392,30 @@ bool Generation::next(Event& event) {
       continue;
     }
     try {
-      if (!std::exchange(s.started, true)) {
+      if (std::exchange(s.retry, false)) {
+        s.session.fall_back();
+        s.prefill();
+      } else if (!std::exchange(s.started, true)) {
         s.start = Clock::now();
         s.prefill();
       } else {
         s.decode();
       }
       s.choose();
-    } catch (...) {
-      s.ended = true;
-      for (RowResult& result : s.results) {
-        if (result.finish == Finish::kNone) result.finish = Finish::kError;
+    } catch (const Error& error) {
+      if (is_out_of_memory(error) && s.session.may_fall_back()) {
+        // The notice goes out first, then the retry begins.
+        s.emit(EventType::kNotice, 0, retry_text(error, *s.session.run.cache.oom_fallback));
+        s.ran_out = error;
+        s.retry = true;
+        continue;
       }
+      s.fail();
+      if (s.ran_out && is_out_of_memory(error)) throw both_failed(*s.ran_out, error);
+      if (is_out_of_memory(error)) throw with_offload_hint(error, s.session.run.generation.cache_implementation);
+      throw;
+    } catch (...) {
+      s.fail();
       throw;
     }
   }

@@ -23,4 +23,32 @@ void check_fits(uint64_t weights, uint64_t cache, uint64_t usable) {
       "memory.max_host_bytes");
 }
 
+bool is_out_of_memory(const Error& error) {
+  return error.code() == Code::kOutOfMemory || error.code() == Code::kPlanExceeded;
+}
+
+Error with_offload_hint(const Error& error, const std::string& kind) {
+  if (kind.starts_with("offloaded")) return error;
+  return Error(error.code(), error.message(),
+               error.hint() + (error.hint().empty() ? "" : "\n  ") +
+                   "cache_implementation = \"offloaded\" with a disk_path keeps K/V out of this memory; "
+                   "[cache.oom_fallback] retries with it",
+               error.where());
+}
+
+std::string retry_text(const Error& failed, const config::OomFallback& fallback) {
+  return failed.message() + "\nretrying with cache_implementation='" + fallback.cache_implementation + "'";
+}
+
+void take_fallback(config::Run& run) {
+  run.generation.cache_implementation = run.cache.oom_fallback->cache_implementation;
+  run.generation.cache_config = run.cache.oom_fallback->cache_config;
+  run.cache.oom_fallback.reset();
+}
+
+Error both_failed(const Error& first, const Error& second) {
+  return Error(Code::kOutOfMemory, second.message() + "; this was the retry after: " + first.message(), second.hint(),
+               second.where());
+}
+
 }  // namespace kvplug::generate

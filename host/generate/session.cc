@@ -47,6 +47,8 @@ void add_counters(nlohmann::json& sum, const nlohmann::json& more) {
   }
 }
 
+nlohmann::json prepared_json(const std::string& why_not) { return {{"used", why_not.empty()}, {"reason", why_not}}; }
+
 kvp_call host_call() {
   kvp_call call{};
   call.struct_size = sizeof call;
@@ -126,8 +128,15 @@ bool Session::State::outgrown(const SlotNeed& need) const {
   return true;
 }
 
+void Session::State::fall_back() {
+  drop_stack();
+  release_free_blocks();
+  take_fallback(run);
+  ++oom_fallbacks;
+}
+
 void Session::State::drop_stack() {
-  add_counters(past_counters, stack->counters());
+  if (stack) add_counters(past_counters, stack->counters());
   runner.reset();
   stack.reset();
   for (SessionRow& row : rows) row.cached = 0;
@@ -168,10 +177,12 @@ void Session::State::prepare(int64_t slots, int64_t query) {
       for (int64_t b = 0; b < stack->batch(); ++b) source[static_cast<size_t>(b)] = b;
       stack->gather(host_call(), source);
     }
+    reserved = true;
     try {
       stack->reserve(host_call(), batch, slots);
     } catch (const Error& e) {
-      if (e.code() != Code::kUnsupported) throw;  // a kind without reserve allocates as it goes
+      if (e.code() != Code::kUnsupported) throw;
+      reserved = false;  // it allocates as it goes
     }
   }
   if (!runner || shape.max_batch < batch || shape.max_query < query) {
@@ -205,8 +216,20 @@ void Session::State::uncache(uint32_t index, int64_t n_remove) {
   target.cached -= std::min(n_remove, target.cached);
 }
 
-void Session::State::forward(const Feed& feed, float* logits) {
-  runner->forward(feed.input(), stack.get(), logits);
+std::string Session::State::unprepared() const {
+  if (!use_cache) return "use_cache = false";
+  if (run.generation.disable_compile) return "disable_compile = true";
+  if (!reserved) return "the cache cannot take memory ahead";
+  if (stack) return stack->unprepared();
+  return CacheStack::plan(*context.registry, context.executor->description().cache_layers(), cache_choice(run),
+                          params(1, run.generation.max_cache_len.value_or(1)), 1, 1)
+      .unprepared;
+}
+
+void Session::State::forward(const Feed& feed, bool prepared, float* logits) {
+  model::ForwardInput input = feed.input();
+  input.prepared = prepared;
+  runner->forward(input, stack.get(), logits);
   if (!stack) return;
   for (size_t b = 0; b < rows.size(); ++b) rows[b].cached += feed.count[b] - feed.pad[b];
 }
@@ -324,7 +347,10 @@ nlohmann::json Session::explain() const {
     layers.push_back(
         {{"layer", p.model_layer}, {"kind", p.kind}, {"plugin", p.plugin}, {"attend", p.attend}, {"reason", p.reason}});
   }
-  return {{"use_cache", state_->use_cache}, {"executor", state_->context.executor->explain()}, {"layers", layers}};
+  return {{"use_cache", state_->use_cache},
+          {"prepared_step", prepared_json(state_->unprepared())},
+          {"executor", state_->context.executor->explain()},
+          {"layers", layers}};
 }
 
 nlohmann::json Session::stats() const {
@@ -337,6 +363,7 @@ nlohmann::json Session::stats() const {
   }
   add_counters(out["counters"], state_->past_counters);
   out["counters"]["cache_rebuilds"] = state_->rebuilds;
+  out["counters"]["oom_fallbacks"] = state_->oom_fallbacks;
   uint64_t planned = 0, used = 0, reserved = 0;
   nlohmann::json tiers = nlohmann::json::object();
   for (int tier = 0; tier < KVP_N_TIERS; ++tier) {

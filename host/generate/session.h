@@ -29,6 +29,9 @@ CacheChoice cache_choice(const config::Run& run);
 // Adds the numbers of `more` to those of `sum`, name by name.
 void add_counters(nlohmann::json& sum, const nlohmann::json& more);
 
+// {"used": true, "reason": ""}, or why decode steps do not run prepared.
+nlohmann::json prepared_json(const std::string& why_not);
+
 // What a session needs from around it; all outlive it through shared ownership by the api handles.
 struct SessionContext {
   std::shared_ptr<model::Executor> executor;

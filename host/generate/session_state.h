@@ -25,7 +25,8 @@ struct Session::State {
   model::StepShape shape{};
   kvp_memory planned{};  // of the newest prepare
   bool lent = false;     // the stack was handed in: it is never replaced
-  uint64_t rebuilds = 0;
+  bool reserved = true;  // the stack took what the run needs ahead
+  uint64_t rebuilds = 0, oom_fallbacks = 0;
   nlohmann::json past_counters = nlohmann::json::object();  // of stacks that are gone
 
   StackParams params(int64_t batch, int64_t tokens) const;
@@ -40,6 +41,11 @@ struct Session::State {
   bool outgrown(const SlotNeed& need) const;
   // Ends the stack; every row is computed again from its ids.
   void drop_stack();
+  // True where running out of memory leaves another kind to try: [cache.oom_fallback], once, and not on a cache of the
+  // caller's.
+  bool may_fall_back() const { return use_cache && !lent && run.cache.oom_fallback.has_value(); }
+  // Ends the stack, gives its memory back to the system, and takes the other kind.
+  void fall_back();
   // Plans the stack for rows of up to `slots` slots and checks the plan against the memory limit.
   kvp_memory plan(int64_t slots) const;
   // Makes stack and runner for rows of up to `slots` slots and forwards of up to `query` tokens, checking the memory
@@ -47,8 +53,10 @@ struct Session::State {
   void prepare(int64_t slots, int64_t query);
   // Drops the newest cached tokens of one row; everything where the cache cannot crop that far.
   void uncache(uint32_t index, int64_t n_remove);
-  // One forward pass; a failing one leaves the rows as they were.
-  void forward(const Feed& feed, float* logits);
+  // One forward pass; a failing one leaves the rows as they were. prepared: no allocation on the way.
+  void forward(const Feed& feed, bool prepared, float* logits);
+  // Why a decode step does not run prepared, "" if it does; asked once a generation.
+  std::string unprepared() const;
 };
 
 // kvp_call of host memory, no flags.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "generate/memory_limit.h"
 #include "generate/sampler.h"
 
 namespace kvplug::generate {
@@ -25,7 +26,7 @@ std::vector<int32_t> prompt_ids(const config::Prompt& prompt, const config::Run&
 }
 
 // Prompts `members` as one session. Fills their results; throws what ended the batch.
-void run_batch(const SessionContext& context, const config::Run& run, const std::vector<TaskPrompt>& prompts,
+void run_batch(const SessionContext& context, config::Run& run, const std::vector<TaskPrompt>& prompts,
                const std::vector<size_t>& members, const TaskHooks& hooks, TaskResult& out) {
   Session session(context, run);
   std::vector<config::Generation> settings;
@@ -58,6 +59,7 @@ void run_batch(const SessionContext& context, const config::Run& run, const std:
       out.cancelled = true;
     }
   }
+  if (run.cache.oom_fallback && !session.run().cache.oom_fallback) take_fallback(run);
   for (size_t i = 0; i < members.size(); ++i) {
     out.prompts[members[i]].row = generation.results()[i];
     out.prompts[members[i]].timings = generation.timings();
@@ -105,7 +107,7 @@ std::vector<TaskPrompt> encode_prompts(const config::Run& run, const std::vector
   return out;
 }
 
-TaskResult run_prompts(const SessionContext& context, const config::Run& run, const std::vector<TaskPrompt>& prompts,
+TaskResult run_prompts(const SessionContext& context, config::Run& run, const std::vector<TaskPrompt>& prompts,
                        const TaskHooks& hooks) {
   TaskResult out;
   const auto fail = [&](size_t number, const Error& why) {

@@ -56,8 +56,9 @@ std::vector<TaskPrompt> encode_prompts(const config::Run& run, const std::vector
                                        const text::Tokenizer* tokenizer, const text::ChatTemplate* chat,
                                        std::vector<std::string>& notices);
 
-// Throws what ends the whole run.
-TaskResult run_prompts(const SessionContext& context, const config::Run& run, const std::vector<TaskPrompt>& prompts,
+// Throws what ends the whole run. Where memory runs out, `run` takes the kind of [cache.oom_fallback] for the rest of
+// it.
+TaskResult run_prompts(const SessionContext& context, config::Run& run, const std::vector<TaskPrompt>& prompts,
                        const TaskHooks& hooks);
 
 }  // namespace kvplug::generate

@@ -34,7 +34,7 @@ nlohmann::json cache_json(const generate::TaskResult& task, const config::Run& r
   nlohmann::json counters = {{"fused_attend_calls", 0}, {"view_attend_calls", 0}, {"dequantized_tokens", 0},
                              {"requantized_tokens", 0}, {"packed_tokens", 0},     {"prefetch_hits", 0},
                              {"prefetch_stalls", 0},    {"bytes_moved", 0},       {"oom_fallbacks", 0},
-                             {"cache_rebuilds", 0}};
+                             {"cache_rebuilds", 0},     {"prepared_steps", 0}};
   nlohmann::json bytes = {{"planned", 0},
                           {"used", 0},
                           {"reserved", 0},

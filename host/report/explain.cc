@@ -18,6 +18,7 @@ nlohmann::json explain_run(Registry& registry, const config::Config& config, con
     settings[section] = config.get(section);
   }
   nlohmann::json layers = nlohmann::json::array();
+  std::string unprepared = "use_cache = false";
   if (run.generation.use_cache) {
     StackParams params;
     params.dtype = compute_dtype(run, model);
@@ -25,6 +26,7 @@ nlohmann::json explain_run(Registry& registry, const config::Config& config, con
     params.tokens = run.generation.max_cache_len.value_or(
         std::max<int64_t>(1, generate::final_length(run.generation, 1, model.max_position_embeddings) - 1));
     const StackPlan plan = CacheStack::plan(registry, model.cache_layers(), generate::cache_choice(run), params, 1, 1);
+    unprepared = run.generation.disable_compile ? "disable_compile = true" : plan.unprepared;
     for (const LayerPlacement& p : plan.placements) {
       layers.push_back({{"layer", p.model_layer},
                         {"kind", p.kind},
@@ -52,6 +54,7 @@ nlohmann::json explain_run(Registry& registry, const config::Config& config, con
            {{"implementation",
              run.generation.use_cache ? nlohmann::json(run.generation.cache_implementation) : nlohmann::json(nullptr)},
             {"layers", layers},
+            {"prepared_step", generate::prepared_json(unprepared)},
             {"max_cache_len",
              run.generation.max_cache_len ? nlohmann::json(*run.generation.max_cache_len) : nlohmann::json(nullptr)},
             {"require", run.cache.negotiation.require}}},

@@ -261,6 +261,35 @@ TEST(Program, PlanReadsNoWeights) {
   EXPECT_EQ(run["cache"]["bytes"]["reserved"], plan["cache_bytes"]);
 }
 
+TEST(Program, AnswersGoWhereTheFlagSays) {
+  const RunFile file(llama_run());
+  for (const char* command : {"plan", "explain"}) {
+    const std::string path = file.folder() / (std::string(command) + ".json");
+    const Outcome got = kvplug_program({command, file.path(), "--json", "-o", path});
+    ASSERT_EQ(got.exit_code, 0) << got.err;
+    EXPECT_EQ(got.out, "");
+    EXPECT_EQ(json::parse(text_of_file(path))["schema_version"], 1);
+  }
+}
+
+TEST(Program, AnswerThatCannotBeWrittenIsAFailure) {
+  const RunFile file(llama_run());
+  const std::string program = std::string(KVPLUG_TEST_BUILD) + "/bin/kvplug";
+  for (const std::string& words : {"check " + file.path(), "check --json " + file.path(), std::string("--help"),
+                                   "plan " + file.path(), std::string("plugin list")}) {
+    const Outcome got = run_command_line({"/bin/sh", "-c", program + " " + words + " >&-"});
+    EXPECT_EQ(got.exit_code, 1) << words;
+    EXPECT_NE(got.err.find("standard output"), std::string::npos) << words << ": " << got.err;
+  }
+}
+
+TEST(Program, ErrorsNameTheFlag) {
+  const RunFile file(llama_run());
+  expect_error(kvplug_program({"run", file.path(), "--top-p", "2"}), 2, {"--top-p: generation.top_p: 2"});
+  expect_error(kvplug_program({"run", file.path(), "-n", "0"}), 2, {"--max-new-tokens: generation.max_new_tokens: 0"});
+  expect_error(kvplug_program({"run", file.path(), "--set", "generation.top_p=2"}), 2, {"--set: generation.top_p: 2"});
+}
+
 TEST(Program, PlanThatDoesNotFitIsFive) {
   const RunFile file(llama_run("memory.max_host_bytes = \"100KiB\"\n"));
   EXPECT_EQ(kvplug_program({"plan", file.path()}).exit_code, 5);

@@ -89,8 +89,7 @@ TEST(Resolve, CapacityBelongsToTheKindsThatHaveOne) {
   EXPECT_EQ(toml_error("generation.max_cache_len = 64\n"),
             "run.toml:2:12: generation.max_cache_len: \"dynamic\" has no capacity: it takes what the run needs\n"
             "  remove the key, or use cache_implementation = \"static\"");
-  EXPECT_NE(toml_error("generation.max_cache_len = 0\n").find("0 is out of range; expected 1 or more"),
-            std::string::npos);
+  EXPECT_NE(toml_error("generation.max_cache_len = 0\n").find("0 is out of range; expected 1 to"), std::string::npos);
   // A checkpoint may say it for whichever kind is used.
   Config config = from_toml("");
   config.set_checkpoint("{\"max_cache_len\": 64}");
@@ -99,6 +98,24 @@ TEST(Resolve, CapacityBelongsToTheKindsThatHaveOne) {
   config.set("generation.cache_implementation", "\"static\"");
   EXPECT_EQ(config.resolve().generation.max_cache_len, 64);
   EXPECT_EQ(codes(config.resolve()), "");
+}
+
+TEST(Resolve, KindToRetryWith) {
+  EXPECT_EQ(from_toml("").resolve().cache.oom_fallback, std::nullopt);
+  const KindTable kinds = table_of_kinds();
+  const std::string quantized = "[cache.oom_fallback]\ncache_implementation = \"quantized\"\n";
+  const auto run = from_toml(quantized + "cache_config = { nbits = 2, backend = \"HQQ\" }\n").resolve(&kinds);
+  ASSERT_TRUE(run.cache.oom_fallback.has_value());
+  EXPECT_EQ(run.cache.oom_fallback->cache_implementation, "quantized");
+  EXPECT_EQ(run.cache.oom_fallback->cache_config, (nlohmann::json{{"nbits", 2}, {"backend", "hqq"}}));
+  EXPECT_EQ(run.generation.cache_implementation, "dynamic");
+  EXPECT_NE(toml_error(quantized + "cache_config = { nbitz = 2 }\n", &kinds).find("did you mean `nbits`?"),
+            std::string::npos);
+  EXPECT_NE(toml_error("[cache.oom_fallback]\ncache_implementation = \"quantised\"\n", &kinds)
+                .find("run.toml:3: cache.oom_fallback.cache_implementation: cache \"quantised\" not found"),
+            std::string::npos);
+  EXPECT_NE(toml_error("[cache.oom_fallback]\ncache_config = { nbits = 2 }\n").find("a kind that is not named"),
+            std::string::npos);
 }
 
 TEST(Resolve, Prompts) {
