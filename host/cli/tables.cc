@@ -83,10 +83,11 @@ std::string plan_text(const nlohmann::json& plan) {
     if (!plan["totals"].contains(purpose)) continue;
     const auto& tiers = plan["totals"][purpose];
     const uint64_t here = tiers.value("host", uint64_t{0}) + tiers.value("pinned", uint64_t{0}),
-                   there = tiers.value("device", uint64_t{0});
+                   there = tiers.value("device", uint64_t{0}), file = tiers.value("file", uint64_t{0});
     host += here;
     device += there;
-    out += fmt::format("{:<22}{:<17}{}\n", name, here ? bytes_text(here) : "-", there ? bytes_text(there) : "-");
+    out += fmt::format("{:<22}{:<17}{}{}\n", name, here ? bytes_text(here) : "-", there ? bytes_text(there) : "-",
+                       file ? "            and " + bytes_text(file) + " in files" : "");
   }
   const uint64_t limit = plan["limit_host_bytes"];
   const bool fits = plan["fits"];

@@ -382,35 +382,7 @@ class Stack final : public CacheStack {
   bool poisoned_ = false;
 };
 
-kvp_memory plan_group(const Group& group, const StackParams& params, int64_t batch, int64_t tokens) {
-  const std::vector<kvp_layer> layers = group.layers();
-  const kvp_cache_create create = create_args(group, layers, params);
-  kvp_memory memory{};
-  memory.struct_size = sizeof memory;
-  call_plugin(*group.plugin->library, "plan", group.plugin->iface.plan, &create, batch, tokens, &memory);
-  return memory;
-}
-
 }  // namespace
-
-StackPlan CacheStack::plan(Registry& registry, std::span<const kvp_layer> layers, const CacheChoice& choice,
-                           const StackParams& params, int64_t batch, int64_t tokens) {
-  const Layout layout = negotiate(registry, layers, choice, params);
-  StackPlan plan;
-  plan.total.struct_size = sizeof plan.total;
-  plan.layers.resize(layers.size(), plan.total);
-  plan.placements = layout.placements;
-  plan.unprepared = why_unprepared(layout);
-  for (const Group& group : layout.groups) {
-    add_memory(plan.total, plan_group(group, params, batch, tokens));
-    for (const Part& part : group.parts) {
-      Group alone = group;
-      alone.parts = {part};
-      add_memory(plan.layers[static_cast<size_t>(part.layer)], plan_group(alone, params, batch, tokens));
-    }
-  }
-  return plan;
-}
 
 std::unique_ptr<CacheStack> CacheStack::create(Registry& registry, std::span<const kvp_layer> layers,
                                                const CacheChoice& choice, const StackParams& params) {

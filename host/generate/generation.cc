@@ -1,44 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "generate/generation.h"
 
-#include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <deque>
-#include <utility>
 
-#include "core/error.h"
+#include "generate/generation_state.h"
 #include "generate/memory_limit.h"
-#include "generate/processors.h"
-#include "generate/sampler.h"
-#include "generate/session_state.h"
-#include "text/stop_strings.h"
-#include "text/stream.h"
 
 namespace kvplug::generate {
-namespace {
-
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-// One row of the decode.
-struct Row {
-  config::Generation settings;
-  std::vector<Processor> processors;
-  std::optional<Sampler> sampler;  // absent: greedy
-  std::optional<text::StreamDecoder> decoder;
-  text::StopMatcher stops;
-  int64_t prompt = 0, max_length = 0;  // in ids
-  int32_t newest = -1;                 // chosen, not yet part of the row
-  bool saw_nan = false;
-
-  bool done(const RowResult& result) const { return result.finish != Finish::kNone; }
-  bool is_eos(int32_t id) const {
-    return std::find(settings.eos_token_id.begin(), settings.eos_token_id.end(), id) != settings.eos_token_id.end();
-  }
-};
-
-}  // namespace
 
 const char* finish_word(Finish finish) {
   static constexpr const char* kWords[] = {"", "eos", "length", "stop_string", "time", "cancelled", "error"};
@@ -51,49 +19,6 @@ int64_t final_length(const config::Generation& s, int64_t prompt, int64_t positi
                                               : prompt + s.max_length;
   return std::min(length, positions + 1);
 }
-
-struct Generation::State {
-  Session::State& session;
-  std::vector<Row> rows;
-  std::vector<RowResult> results;
-  Timings timings;
-  std::deque<Event> events;
-  std::vector<float> logits, scores;  // [rows, vocab]; scores of rows without processors stay unused
-  Feed feed;                          // of the current step, and what its rows take: kept, so that decoding
-  std::vector<FeedRow> taken;         // makes none
-  std::atomic<bool> cancelled{false};
-  bool started = false, ended = false, uncommitted = false;
-  bool want_logprobs = false;
-  bool prepared = false;         // decode steps run without a decision and without an allocation
-  std::optional<Error> ran_out;  // of memory: what the retry with another kind follows
-  bool retry = false;            // it is the next thing to do
-  Clock::time_point start;
-  size_t vocab = 0;
-
-  explicit State(Session::State& of) : session(of) {}
-
-  void set_up(std::vector<config::Generation> settings, const std::vector<std::optional<uint64_t>>& seeds);
-  void set_lengths(Row& row, size_t index);
-  SlotNeed take(bool anew);
-  void prefill();
-  void decode();
-  void choose();
-  void commit();
-  void finish_row(size_t index, Finish reason);
-  void fail();
-  void check_plan() const;
-  bool all_done() const {
-    return std::all_of(results.begin(), results.end(), [](const RowResult& r) { return r.finish != Finish::kNone; });
-  }
-  std::span<float> row_of(std::vector<float>& from, size_t index) { return {from.data() + index * vocab, vocab}; }
-  void emit(EventType type, size_t row, std::string text) {
-    Event event;
-    event.type = type;
-    event.row = static_cast<uint32_t>(row);
-    event.text = std::move(text);
-    events.push_back(std::move(event));
-  }
-};
 
 void Generation::State::set_up(std::vector<config::Generation> settings,
                                const std::vector<std::optional<uint64_t>>& seeds) {
@@ -179,93 +104,6 @@ void Generation::State::set_lengths(Row& row, size_t index) {
              std::to_string(row.max_length - row.prompt) + " new tokens instead of " +
              std::to_string(wanted - row.prompt));
   }
-}
-
-// What each row takes at the start, and the slots that the longest will need. anew: as if the cache held nothing.
-SlotNeed Generation::State::take(bool anew) {
-  int64_t longest = 0;
-  for (size_t b = 0; b < rows.size(); ++b) {
-    const SessionRow& row = session.rows[b];
-    const int64_t cached = anew ? 0 : row.cached;
-    // A row that has ended keeps its last token for a later run.
-    const auto fed = static_cast<int64_t>(row.ids.size()) - (rows[b].done(results[b]) ? 1 : 0);
-    taken[b] = {std::span(row.ids).subspan(static_cast<size_t>(cached), static_cast<size_t>(fed - cached)),
-                cached == 0};
-    longest = std::max(longest, static_cast<int64_t>(taken[b].ids.size()));
-  }
-  const std::vector<int64_t> pads = session.row_pads();
-  SlotNeed need;
-  for (size_t b = 0; b < rows.size(); ++b) {
-    const int64_t before = anew ? 0 : pads[b];
-    const int64_t pad = taken[b].fresh ? longest - static_cast<int64_t>(taken[b].ids.size()) : 0;
-    need.include(before + pad + rows[b].prompt, rows[b].max_length - rows[b].prompt);
-  }
-  return need;
-}
-
-void Generation::State::prefill() {
-  const auto entered = Clock::now();
-  for (size_t b = 0; b < rows.size(); ++b) {
-    SessionRow& row = session.rows[b];
-    // A row that is cached to its end gives no logits: its last token is computed again.
-    if (row.cached == static_cast<int64_t>(row.ids.size())) session.uncache(static_cast<uint32_t>(b), 1);
-  }
-  SlotNeed need = take(false);
-  if (session.outgrown(need)) {
-    need = take(true);
-    session.plan(need.slots());  // what does not fit is refused while the session is as it was
-    session.drop_stack();
-    ++session.rebuilds;
-    emit(EventType::kNotice, 0,
-         "the cache was too small for this run and is made anew for " + std::to_string(need.slots()) +
-             " tokens a row; what it held is computed again");
-    take(false);
-  }
-  for (size_t b = 0; b < rows.size(); ++b) {
-    if (results[b].token_ids.empty()) results[b].reused_tokens = static_cast<uint64_t>(session.rows[b].cached);
-    timings.prefill_tokens += taken[b].ids.size();
-  }
-  feed.fill(taken);
-  int64_t total = 0;
-  for (const Row& row : rows) total = std::max(total, row.max_length - 1);
-  const auto chunk = session.run.generation.prefill_chunk_size;
-  if (chunk && !session.use_cache) {
-    throw Error(Code::kConfig, "prefill in chunks needs a cache, and use_cache is false", "remove one of the two",
-                "generation.prefill_chunk_size");
-  }
-  const int64_t step = chunk ? std::min(*chunk, feed.tokens) : feed.tokens;
-  session.prepare(session.use_cache ? need.slots() : total, session.use_cache ? step : total);
-  prepared = session.unprepared().empty() &&
-             std::none_of(rows.begin(), rows.end(), [](const Row& row) { return row.settings.disable_compile; });
-  if (step == feed.tokens) {
-    session.forward(feed, false, logits.data());
-  } else {
-    Feed piece;
-    for (int64_t begin = 0; begin < feed.tokens; begin += step) {
-      piece.fill(feed, begin, std::min(begin + step, feed.tokens));
-      session.forward(piece, false, logits.data());
-    }
-  }
-  timings.prefill_s += seconds_since(entered);
-  if (timings.first_token_s == 0) timings.first_token_s = seconds_since(start);
-}
-
-void Generation::State::decode() {
-  const auto begin = Clock::now();
-  for (size_t b = 0; b < rows.size(); ++b) {
-    const SessionRow& row = session.rows[b];
-    const auto cached = session.use_cache ? static_cast<size_t>(row.cached) : size_t{0};
-    const bool done = rows[b].done(results[b]);
-    if (done && session.use_cache) {
-      taken[b] = {};
-    } else {
-      taken[b] = {std::span(row.ids).subspan(cached), cached == 0};
-    }
-    if (!done) ++timings.decode_tokens;
-  }
-  feed.fill(taken);
-  session.forward(feed, prepared && feed.tokens == 1, logits.data());
-  timings.decode_s += seconds_since(begin);
 }
 
 void Generation::State::choose() {
