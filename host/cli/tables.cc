@@ -129,7 +129,7 @@ std::string explain_text(const nlohmann::json& explain) {
     out += fmt::format("products  {} threads, deterministic: {}\n", executor["threads"].dump(),
                        executor["deterministic"].dump());
     for (const auto& linear : executor["linear"]) {
-      out += fmt::format("  {:>3} x {:<13} {:<14} {:<9} {}\n", linear["count"].dump(), value_text(linear["name"]),
+      out += fmt::format("  {:>4} x {:<20} {:<14} {:<9} {}\n", linear["count"].dump(), value_text(linear["name"]),
                          linear["shape"].dump(), value_text(linear["backend"]), value_text(linear["implementation"]));
     }
   }
