@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -81,6 +82,7 @@ void add_generate_cases(Tally& tally, const std::shared_ptr<Family>& family, con
 void add_flow_case(Tally& tally, const std::shared_ptr<Family>& family, const json& c,
                    const std::set<std::string>& kinds);
 void add_logits_process_cases(Tally& tally, kvplug_host* host);
+void add_error_cases(Tally& tally, const std::map<std::string, std::shared_ptr<Family>>& families);
 void add_chat_cases(Tally& tally, kvplug_host* host);
 
 }  // namespace kvplug::testing

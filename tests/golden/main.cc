@@ -10,12 +10,15 @@ int main(int argc, char** argv) {
     const json about = json_from(kvplug_host_describe, host.get(), 0u);
     const auto kinds = about.at("kinds").get<std::set<std::string>>();
     Tally tally;
+    std::map<std::string, std::shared_ptr<Family>> families;
     for (const char* name : {"llama", "llama_rope3", "llama_sharded", "llama_bf16", "llama_fp16", "llama_chat", "qwen2",
                              "qwen3", "mistral", "gemma2", "llama4_text"}) {
-      add_generate_cases(tally, std::make_shared<Family>(host.get(), name), kinds);
+      families[name] = std::make_shared<Family>(host.get(), name);
+      add_generate_cases(tally, families[name], kinds);
     }
     add_logits_process_cases(tally, host.get());
     add_chat_cases(tally, host.get());
+    add_error_cases(tally, families);
     tally.note("hidden states of forward/single and final_cache are inner values: the application cannot see them");
     const int failed = RUN_ALL_TESTS();
     return tally.close() ? failed : 1;
