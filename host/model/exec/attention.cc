@@ -76,9 +76,7 @@ void Attention::ask(CacheStack* stack) {
 
 kvp_call Attention::call_for(const ForwardInput& input, CacheStack* stack) {
   if (stack != stack_) ask(stack);
-  call_ = {};
-  call_.struct_size = sizeof call_;
-  call_.device_type = KVP_DEVICE_CPU;
+  call_ = call();
   const bool fused = std::find(fused_.begin(), fused_.end(), false) == fused_.end();
   if (input.prepared && fused) call_.flags = KVP_CALL_PREPARED;
   return call_;

@@ -39,6 +39,13 @@ class Attention {
   // q. Padding gets 0.
   void run(int32_t layer, const kvp_tensor& q, const kvp_tensor& k, const kvp_tensor& v, kvp_tensor& out);
 
+  // A call in host memory, no flags.
+  static kvp_call call() {
+    kvp_call c{};
+    c.struct_size = sizeof c;
+    c.device_type = KVP_DEVICE_CPU;
+    return c;
+  }
   size_t scratch_bytes() const { return scratch_.size(); }
 
  private:
