@@ -31,6 +31,7 @@ inline const kvp_plugin* load_plugin(const std::string& file) {
 struct LayerShape {
   int32_t q_heads, kv_heads, key_dim, value_dim;
   int32_t kind = KVP_LAYER_FULL;
+  int64_t window = 0;
 };
 
 // A kvp_cache_create with the memory it points at.
@@ -47,6 +48,7 @@ struct CreateArgs {
       layer.kv_heads = s.kv_heads;
       layer.key_dim = s.key_dim;
       layer.value_dim = s.value_dim;
+      layer.window = s.window;
       layer.model_layer = static_cast<int32_t>(layers.size());
       layers.push_back(layer);
     }
@@ -110,7 +112,10 @@ class LoadedCache {
     const kvp_call call = with(flags);
     return iface_->crop(self_, &call, n_remove.data(), static_cast<int64_t>(n_remove.size()), error());
   }
-  int32_t set_rollback(int64_t n) { return iface_->set_rollback(self_, &call_, n, error()); }
+  int32_t set_rollback(int64_t n, uint32_t flags = 0) {
+    const kvp_call call = with(flags);
+    return iface_->set_rollback(self_, &call, n, error());
+  }
   int32_t reset() { return iface_->reset(self_, &call_, error()); }
   int32_t reserve(int64_t batch, int64_t tokens, uint32_t flags = 0) {
     const kvp_call call = with(flags);

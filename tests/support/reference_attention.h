@@ -13,6 +13,7 @@ namespace kvplug::test {
 struct AttendParams {
   bool causal = true;
   int64_t window = 0, chunk = 0;
+  int64_t kv_offset = 0;  // slot of the first column of bias
   double scale = 1, softcap = 0;
   const Values* bias = nullptr;   // [batch or 1, q_heads or 1, queries or 1, kv_len]
   const Values* sinks = nullptr;  // [q_heads]
@@ -31,7 +32,7 @@ inline AttendResult attend_one(const ReferenceCache& cache, size_t layer, int64_
   const int64_t pad = row.pad(), group = q.t.shape[1] / l.kv_heads, kv_head = head / group;
   std::vector<double> score;
   std::vector<int64_t> at;
-  for (int64_t j = pad; j < row.seen() && slot >= pad; ++j) {
+  for (int64_t j = std::max(pad, row.readable); j < row.seen() && slot >= pad; ++j) {
     if (p.causal && j > slot) continue;
     if (p.window > 0 && j <= slot - p.window) continue;
     if (p.chunk > 0 && (j - pad) / p.chunk != (slot - pad) / p.chunk) continue;
@@ -43,7 +44,7 @@ inline AttendResult attend_one(const ReferenceCache& cache, size_t layer, int64_
     if (p.softcap > 0) s = p.softcap * std::tanh(s / p.softcap);
     if (p.bias != nullptr) {
       const auto index = [&](int axis, int64_t n) { return p.bias->t.shape[axis] == 1 ? 0 : n; };
-      s += static_cast<double>(p.bias->get(index(0, b), index(1, head), index(2, i), j));
+      s += static_cast<double>(p.bias->get(index(0, b), index(1, head), index(2, i), j - p.kv_offset));
     }
     score.push_back(s);
     at.push_back(j);
