@@ -24,6 +24,9 @@ struct Kind {
 
 constexpr Kind kKinds[] = {
     {"dynamic", "dynamic.so", false, false},
+    {"static", "static.so", true, false},
+    {"offloaded", "offloaded.so", false, true},
+    {"offloaded_static", "offloaded.so", true, true},
 };
 
 inline void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }

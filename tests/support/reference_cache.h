@@ -83,7 +83,7 @@ class ReferenceCache {
         row.slots.push_back(std::move(slot));
       }
       row.readable = row.kept;
-      drop(l, row, rollback_);
+      if (count == nullptr || count[b] > 0) drop(l, row, rollback_);
     }
   }
 
@@ -135,6 +135,7 @@ class ReferenceCache {
   // Counted from the layer that is furthest. A crop of nothing ends what was recorded so far.
   void crop(const std::vector<int64_t>& n_remove) {
     settle();
+    const bool nothing = std::all_of(n_remove.begin(), n_remove.end(), [](int64_t n) { return n == 0; });
     for (size_t b = 0; b < static_cast<size_t>(batch()); ++b) {
       const int64_t keep = kept_by_crop(b, n_remove);
       for (Layer& l : layers_) {
@@ -142,7 +143,7 @@ class ReferenceCache {
         Row& row = l.rows[b];
         row.slots.resize(std::min(row.slots.size(), static_cast<size_t>(keep)));
         row.kept = std::min(row.kept, row.seen());
-        if (n_remove[n_remove.size() == 1 ? 0 : b] == 0) drop(l, row, 0);
+        if (nothing) drop(l, row, 0);
         row.readable = row.kept;
       }
     }

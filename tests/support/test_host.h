@@ -75,10 +75,13 @@ class TestHost {
     };
   }
 
+  // More than a test can want: refused too, before the machine is asked.
+  static constexpr uint64_t kMostBytes = uint64_t{1} << 32;
+
   int32_t take(const kvp_mem& mem, void** out, kvp_error* err) {
     const std::scoped_lock lock(mutex_);
     ++allocations_;
-    if (countdown_ > 0 && --countdown_ == 0) {
+    if ((countdown_ > 0 && --countdown_ == 0) || mem.bytes > kMostBytes) {
       if (err != nullptr) {
         err->code = KVP_OUT_OF_MEMORY;
         if (err->cap > 0) std::strncpy(err->buf, "the test said no", err->cap - 1);
