@@ -523,7 +523,7 @@ void PagedCache::memory(int32_t layer, kvp_memory& out) const {
   reserved[KVP_PURPOSE_OTHER] += unsigned_of(tables);
   used[KVP_PURPOSE_OTHER] = reserved[KVP_PURPOSE_OTHER];
   out.unquantized = unsigned_of(stored);
-  out.peak[KVP_TIER_HOST] = unsigned_of(peak_);
+  out.peak[KVP_TIER_HOST] = unsigned_of(std::max(peak_, held_bytes()));  // a copy was made with what its kind adds
   if (layer != -1) out.peak[KVP_TIER_HOST] = reserved[KVP_PURPOSE_KV] + reserved[KVP_PURPOSE_OTHER];
 }
 
