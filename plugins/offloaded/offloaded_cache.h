@@ -21,7 +21,12 @@ struct Choice {
 template <const Choice& kChoice>
 class OffloadedCache final : public sdk::PagedCache {
  public:
-  static void probe(const kvp_cache_create& create, kvp_cache_info& out) { probe_of(Form(create).plan, out); }
+  static void probe(const kvp_cache_create& create, kvp_cache_info& out) {
+    const Form form(create);
+    probe_of(form.plan, out);
+    // A layer comes to whichever of the two slots is free.
+    if (form.moved() > 0) out.flags &= ~KVP_CACHE_STABLE_ADDRESS;
+  }
   static void plan(const kvp_cache_create& create, int64_t batch, int64_t tokens, kvp_memory& out);
   static const void* extension(std::string_view id) noexcept {
     if (id == KVP_EXT_ATTEND) return sdk::CachePlugin<OffloadedCache>::attend_extension();
