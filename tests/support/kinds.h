@@ -29,6 +29,12 @@ constexpr Kind kKinds[] = {
     {"offloaded_static", "offloaded.so", true, true},
 };
 
+inline std::vector<Kind> kinds_where(bool (*holds)(const Kind&)) {
+  std::vector<Kind> all;
+  std::copy_if(std::begin(kKinds), std::end(kKinds), std::back_inserter(all), holds);
+  return all;
+}
+
 inline void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
 inline std::string name_of(const ::testing::TestParamInfo<Kind>& info) { return info.param.name; }
 
@@ -60,25 +66,34 @@ class TempFolder {
   std::filesystem::path path_;
 };
 
-// What create is given: layers, capacity, and disk_path where a folder is named.
+// What create is given: layers, capacity, and where a folder is named disk_path and whether windows are offloaded too.
 struct KindArgs : CreateArgs {
   std::string disk_path;
-  std::vector<kvp_option> options;
+  kvp_option options[2] = {};
 
   KindArgs(const std::vector<LayerShape>& shapes, kvp_dtype dtype, uint64_t owner, int64_t tokens = -1,
-           std::string folder = "")
+           std::string folder = "", bool only_non_sliding = false)
       : CreateArgs(shapes, dtype, owner), disk_path(std::move(folder)) {
     create.tokens = tokens;
     if (disk_path.empty()) return;
-    kvp_option option{};
-    option.key = "disk_path";
-    option.type = KVP_OPTION_TEXT;
-    option.text = disk_path.c_str();
-    options.push_back(option);
-    create.options = options.data();
-    create.n_options = options.size();
+    options[0].key = "disk_path";
+    options[0].type = KVP_OPTION_TEXT;
+    options[0].text = disk_path.c_str();
+    options[1].key = "offload_only_non_sliding";
+    options[1].type = KVP_OPTION_BOOLEAN;
+    options[1].integer = only_non_sliding ? 1 : 0;
+    create.options = options;
+    create.n_options = 2;
   }
 };
+
+// What plan answers.
+inline kvp_memory plan_of(const Kind& kind, const kvp_cache_create& create, int64_t batch, int64_t tokens) {
+  kvp_memory out{};
+  out.struct_size = sizeof out;
+  EXPECT_EQ(iface_of(kind)->plan(&create, batch, tokens, &out, nullptr), KVP_OK);
+  return out;
+}
 
 inline ReferenceCache reference_of(const std::vector<LayerShape>& shapes) {
   std::vector<ReferenceCache::Layer> layers;

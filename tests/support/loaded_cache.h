@@ -72,6 +72,12 @@ class LoadedCache {
   }
   LoadedCache(LoadedCache&& other) noexcept
       : iface_(other.iface_), self_(std::exchange(other.self_, nullptr)), call_(other.call_) {}
+  LoadedCache& operator=(LoadedCache&& other) noexcept {
+    std::swap(iface_, other.iface_);
+    std::swap(self_, other.self_);
+    std::swap(call_, other.call_);
+    return *this;
+  }
   ~LoadedCache() { iface_->destroy(self_); }
 
   const std::string text() const { return text_; }

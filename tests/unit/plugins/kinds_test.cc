@@ -24,6 +24,9 @@ struct Instance {
   ReferenceCache want;
   // The largest of each so far: what memory is held against.
   int64_t batch = 0, tokens = 0, rollback = 0;
+  // Pages with a clone, of which some are booked here that are not held here; or among rows, which need more than
+  // their own before they part.
+  bool shares = false;
 };
 
 class Sequence {
@@ -44,14 +47,13 @@ class Sequence {
     if (kind.fixed) capacity_ = pick(random_, 150, 400);
     if (kind.offloaded && pick(random_, 0, 1) == 0) folder_.emplace();
     const std::string folder = folder_ ? folder_->path().string() : "";
-    std::vector<Kind> along = {kind};
-    if (std::string_view(kind.name) != kKinds[0].name) along.push_back(kKinds[0]);
+    along_ = {kind};
+    if (std::string_view(kind.name) != kKinds[0].name) along_.push_back(kKinds[0]);
     Instance first{{}, {}, reference_of(shapes_)};
-    for (const Kind& each : along) {
+    for (const Kind& each : along_) {
       args_.push_back(std::make_unique<KindArgs>(shapes_, dtype_, next_owner_, each.fixed ? capacity_ : -1,
-                                                 each.offloaded ? folder : ""));
-      ifaces_.push_back(iface_of(each));
-      first.caches.emplace_back(ifaces_.back(), args_.back()->create);
+                                                 each.offloaded ? folder : "", pick(random_, 0, 1) == 0));
+      first.caches.emplace_back(iface_of(each), args_.back()->create);
       first.owners.push_back(next_owner_++);
     }
     instances_.push_back(std::make_unique<Instance>(std::move(first)));
@@ -109,19 +111,19 @@ class Sequence {
     }
   }
 
-  // What the fixed kinds name as the most that fits; windows that fit into it have no end.
-  int64_t capacity() const { return capacity_; }
-  bool limited() const {
+  // Whether the fixed kinds' capacity is an end: not where every layer is a window that fits, rollback included.
+  bool limited(int64_t rollback) const {
     return capacity_ > 0 && std::any_of(shapes_.begin(), shapes_.end(), [&](const LayerShape& s) {
-             return s.kind == KVP_LAYER_FULL || s.kind == KVP_LAYER_CROSS || s.window > capacity_;
+             return s.window == 0 || s.window > capacity_ - std::min(rollback, capacity_);
            });
   }
+  bool limited(const Instance& at) const { return limited(at.want.rollback()); }
 
   void check(Instance& at) {
     for (size_t i = 0; i < at.caches.size(); ++i) {
       SCOPED_TRACE(i == 0 ? kind_.name : kKinds[0].name);
       LoadedCache& cache = at.caches[i];
-      ASSERT_NO_FATAL_FAILURE(expect_kind_same(cache, at.want, i == 0 && limited() ? capacity() : -1));
+      ASSERT_NO_FATAL_FAILURE(expect_kind_same(cache, at.want, i == 0 && limited(at) ? capacity_ : -1));
       const kvp_memory memory = cache.memory();
       uint64_t held = 0;
       for (int32_t purpose = 0; purpose < KVP_N_PURPOSES; ++purpose) {
@@ -130,6 +132,16 @@ class Sequence {
         held += memory.reserved[KVP_TIER_HOST][purpose];
       }
       ASSERT_LE(held, memory.peak[KVP_TIER_HOST]);
+      if (at.shares || (capacity_ > 0 && at.rollback > 0)) continue;
+      kvp_cache_create create = args_[i]->create;
+      create.rollback = at.rollback;
+      const kvp_memory plan = plan_of(along_[i], create, at.batch, std::max<int64_t>(1, at.tokens));
+      for (const int32_t purpose : {KVP_PURPOSE_KV, KVP_PURPOSE_OTHER}) {
+        for (const int32_t tier : {KVP_TIER_HOST, KVP_TIER_FILE}) {
+          ASSERT_LE(memory.reserved[tier][purpose], plan.reserved[tier][purpose])
+              << "tier " << tier << ", purpose " << purpose << ", for " << at.batch << " x " << at.tokens;
+        }
+      }
     }
     for (size_t i = 0; i < at.want.n_layers(); ++i) {
       const ReferenceCache::Layer& l = at.want.layer(i);
@@ -185,9 +197,8 @@ class Sequence {
     const Values k = random_tensor(dtype_, batch, s.kv_heads, tokens, s.key_dim, random_);
     const Values v = random_tensor(dtype_, batch, s.kv_heads, tokens, s.value_dim, random_);
     kvp_tensor out_k{}, out_v{};
-    if (limited() && longest + tokens > capacity_) {
+    if (limited(to) && furthest > capacity_) {
       over = true;
-      if (furthest <= capacity_) return;
       LoadedCache& cache = to.caches[0];
       ASSERT_EQ(cache.update(layer, k, v, pads, counts, &out_k, &out_v), KVP_CAPACITY) << cache.text();
       ASSERT_NE(cache.text().find(std::to_string(capacity_)), std::string::npos) << cache.text();
@@ -239,7 +250,8 @@ class Sequence {
       const int64_t tokens = pick(random_, 1, 70);
       std::vector<int64_t> count(static_cast<size_t>(batch));
       for (int64_t& n : count) n = pick(random_, 1, tokens);
-      did("cross layer " + std::to_string(i) + " + " + std::to_string(tokens) + ", count " + ::testing::PrintToString(count));
+      did("cross layer " + std::to_string(i) + " + " + std::to_string(tokens) + ", count " +
+          ::testing::PrintToString(count));
       const Values k = random_tensor(dtype_, batch, s.kv_heads, tokens, s.key_dim, random_);
       const Values v = random_tensor(dtype_, batch, s.kv_heads, tokens, s.value_dim, random_);
       each(to, [&](LoadedCache& cache) {
@@ -360,6 +372,8 @@ class Sequence {
         to, KVP_OK, [&](LoadedCache& cache, uint32_t flags) { return cache.gather(src, flags); },
         "gather of " + ::testing::PrintToString(src)));
     to.want.gather(src);
+    std::sort(src.begin(), src.end());
+    to.shares = to.shares || std::adjacent_find(src.begin(), src.end()) != src.end();
     to.batch = std::max(to.batch, static_cast<int64_t>(src.size()));
   }
 
@@ -370,7 +384,8 @@ class Sequence {
       return;
     }
     did("clone");
-    Instance copy{{}, {}, to.want, to.batch, to.tokens, to.rollback};
+    to.shares = true;
+    Instance copy{{}, {}, to.want, to.batch, to.tokens, to.rollback, true};
     for (LoadedCache& cache : to.caches) {
       copy.caches.push_back(cache.cloned(next_owner_));
       copy.owners.push_back(next_owner_++);
@@ -380,7 +395,8 @@ class Sequence {
 
   void reserve(Instance& to) {
     const int64_t batch = pick(random_, 1, kMostBatch), tokens = pick(random_, 0, 140);
-    ask(to, KVP_OK, [&](LoadedCache& cache, uint32_t flags) { return cache.reserve(batch, tokens, flags); },
+    ask(
+        to, KVP_OK, [&](LoadedCache& cache, uint32_t flags) { return cache.reserve(batch, tokens, flags); },
         "reserve " + std::to_string(batch) + " x " + std::to_string(tokens));
     to.batch = std::max(to.batch, batch);
     to.tokens = std::max(to.tokens, tokens);
@@ -388,12 +404,20 @@ class Sequence {
 
   void set_rollback(Instance& to) {
     const int64_t depths[] = {0, 1, 2, 5, 20, 70, int64_t{1} << 40};
-    // Memory that is taken once must be there for all of it.
-    const bool ring = capacity_ > 0 && !limited();
-    const int64_t n = depths[pick(random_, 0, std::size(depths) - (ring ? 2 : 1))];
-    ask(
-        to, KVP_OK, [&](LoadedCache& cache, uint32_t flags) { return cache.set_rollback(n, flags); },
-        "set_rollback " + std::to_string(n));
+    const int64_t n = depths[pick(random_, 0, std::size(depths) - 1)];
+    int64_t longest = 0;
+    for (size_t i = 0; i < to.want.n_layers(); ++i) longest = std::max(longest, to.want.longest(i));
+    // Windows that have gone beyond the capacity cannot be held to it any more.
+    const bool refused = limited(n) && longest > capacity_;
+    const auto call = [&](LoadedCache& cache, uint32_t flags) { return cache.set_rollback(n, flags); };
+    const std::string name = "set_rollback " + std::to_string(n);
+    if (refused) {
+      did(name + ", refused");
+      ASSERT_EQ(call(to.caches[0], KVP_CALL_CHECK), KVP_CAPACITY) << to.caches[0].text();
+      ASSERT_EQ(call(to.caches[0], 0), KVP_CAPACITY) << to.caches[0].text();
+      return;
+    }
+    ASSERT_NO_FATAL_FAILURE(ask(to, KVP_OK, call, name));
     to.want.set_rollback(n);
     to.rollback = std::max(to.rollback, n);
   }
@@ -434,6 +458,7 @@ class Sequence {
   }
 
   Kind kind_;
+  std::vector<Kind> along_;
   Random random_;
   kvp_dtype dtype_{};
   std::vector<LayerShape> shapes_;
@@ -443,7 +468,6 @@ class Sequence {
   int64_t at_ = 0;
   std::string history_;
   std::vector<std::unique_ptr<KindArgs>> args_;
-  std::vector<const kvp_cache_iface*> ifaces_;
   std::vector<std::unique_ptr<Instance>> instances_;
 };
 
@@ -452,7 +476,7 @@ class Kinds : public ::testing::TestWithParam<Kind> {};
 TEST_P(Kinds, EqualTheReferenceOverRandomSequences) {
   const char* given = std::getenv("KVPLUG_TEST_SEED");
   const uint64_t first = given == nullptr ? 1 : std::strtoull(given, nullptr, 10);
-  const uint64_t last = given == nullptr ? 300 : first;
+  const uint64_t last = given == nullptr ? 200 : first;
   for (uint64_t seed = first; seed <= last; ++seed) {
     SCOPED_TRACE("KVPLUG_TEST_SEED=" + std::to_string(seed));
     {
