@@ -342,6 +342,10 @@ void PagedCache::attend(const kvp_call& call, const kvp_attend_args& args, kvp_t
     for (int64_t b = 0; b < std::min(batch, layer.rows().batch()); ++b) {
       const Rows::Row& row = layer.rows()[b];
       const int64_t needed = std::max<int64_t>(0, first_slot(row, b) - row.pad - (spec.window - 1));
+      if (args.bias != nullptr && row.stored() > 0 && needed + row.pad < kv_offset) {
+        fail(KVP_INVALID_ARGUMENT, "row ", b, ": the first query sees slots from ", needed + row.pad,
+             " on, but the columns of bias begin at slot ", kv_offset);
+      }
       if (needed >= layer.begin(b) || row.stored() == 0) continue;
       fail(KVP_INVALID_STATE, "row ", b, ": the first query needs tokens from position ", needed,
            " on; the window keeps those from ", layer.begin(b), " on: give q together with its k and v");
