@@ -2,25 +2,11 @@
 // What nobody should ask of a cache, and somebody will: each is refused in words that name the value and what was
 // expected, and leaves the cache, the folder and the memory as they were.
 #include <gtest/gtest.h>
-#include <sched.h>
-#include <signal.h>
-#include <sys/mount.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <fstream>
-#include <functional>
-#include <optional>
-
-#include "kinds.h"
+#include "kinds_filled.h"
 
 namespace kvplug::test {
 namespace {
-
-constexpr int64_t kCapacity = 40;
-const LayerShape kFull{4, 2, 8, 4};
-const LayerShape kSliding{4, 2, 8, 4, KVP_LAYER_SLIDING, 8};
 
 class KindBadInput : public ::testing::TestWithParam<Kind> {
  protected:
@@ -44,52 +30,6 @@ class KindBadInput : public ::testing::TestWithParam<Kind> {
       EXPECT_NE(std::string(text).find(word), std::string::npos) << word << ": " << text;
     EXPECT_EQ(TestHost::get().held(), 0u);
   }
-};
-
-class OffloadedKindBadInput : public KindBadInput {};
-class GrowingFileBadInput : public KindBadInput {};
-class FixedFileBadInput : public KindBadInput {};
-
-// A cache and what it should hold.
-struct Filled {
-  std::vector<LayerShape> shapes;
-  KindArgs args;
-  LoadedCache cache;
-  ReferenceCache want;
-  int64_t max;
-  Random random{4};
-
-  Filled(const Kind& kind, std::vector<LayerShape> layers, std::string folder = "", int64_t tokens = kCapacity)
-      : shapes(std::move(layers)),
-        args(shapes, kF32, 1, kind.fixed ? tokens : -1, std::move(folder)),
-        cache(iface_of(kind), args.create),
-        want(reference_of(shapes)),
-        max(kind.fixed ? tokens : -1) {}
-
-  Values k(size_t i, int64_t batch, int64_t tokens) {
-    return random_tensor(kF32, batch, shapes[i].kv_heads, tokens, shapes[i].key_dim, random);
-  }
-  Values v(size_t i, int64_t batch, int64_t tokens) {
-    return random_tensor(kF32, batch, shapes[i].kv_heads, tokens, shapes[i].value_dim, random);
-  }
-  // Appends to every layer; the status of the first that refuses.
-  int32_t append(int64_t batch, int64_t tokens) {
-    for (size_t i = 0; i < shapes.size(); ++i) {
-      const Values key = k(i, batch, tokens), value = v(i, batch, tokens);
-      const int32_t status = cache.update(static_cast<int32_t>(i), key, value, nullptr, nullptr, nullptr, nullptr);
-      if (status != KVP_OK) return status;
-      want.append(i, key, value, nullptr, nullptr);
-    }
-    want.settle();
-    return KVP_OK;
-  }
-  void expect_refused(int32_t got, int32_t status, const std::vector<std::string>& words) {
-    EXPECT_EQ(got, status) << cache.text();
-    for (const std::string& word : words)
-      EXPECT_NE(cache.text().find(word), std::string::npos) << word << ": " << cache.text();
-    ASSERT_NO_FATAL_FAILURE(expect_same());
-  }
-  void expect_same() { ASSERT_NO_FATAL_FAILURE(expect_kind_same(cache, want, max)); }
 };
 
 TEST_P(KindBadInput, ACapacityOfNothing) {
@@ -268,131 +208,28 @@ TEST_P(KindBadInput, ACrossLayerIsFilledOnce) {
                         KVP_INVALID_STATE, {"layer 1", "12 tokens"}));
 }
 
-// A child process says what went wrong in it on standard error, where the parent can be seen to fail.
-void in_child(const std::function<void()>& body) {
-  std::fflush(nullptr);
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    body();
-    std::fflush(nullptr);
-    _exit(::testing::Test::HasFailure() ? 1 : 0);
-  }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "the child ended with " << status;
-}
-
-TEST_P(OffloadedKindBadInput, FoldersThatAreNone) {
-  const TempFolder folder;
-  const std::string file = folder.path() / "file", missing = folder.path() / "missing",
-                    closed = folder.path() / "closed";
-  std::ofstream(file) << "x";
-  std::filesystem::create_directory(closed);
-  std::filesystem::permissions(closed, std::filesystem::perms::owner_read);
-  std::filesystem::permissions(folder.path(), std::filesystem::perms::all);
-  const auto refused = [&](const std::string& path) {
-    const KindArgs args({kFull}, kF32, 1, kCapacity, path);
-    char text[512] = "";
-    kvp_error err{sizeof err, 0, 0, text, sizeof text, 0};
-    kvp_cache* self = nullptr;
-    EXPECT_EQ(iface()->create(&args.create, &self, &err), KVP_IO) << path;
-    EXPECT_NE(std::string(text).find("disk_path '" + path + "'"), std::string::npos) << text;
-    EXPECT_NE(std::string(text).find("give a folder"), std::string::npos) << text;
-    EXPECT_EQ(self, nullptr);
-    EXPECT_EQ(TestHost::get().held(), 0u);
-  };
-  refused(missing);
-  refused(file);
-  refused(file + "/below");
-  in_child([&] {  // root may write anywhere
-    if (geteuid() == 0) {
-      ASSERT_EQ(seteuid(65534), 0);
-    }
-    refused(closed);
-  });
-  std::filesystem::permissions(closed, std::filesystem::perms::owner_all);
-  EXPECT_TRUE(std::filesystem::is_empty(closed));
-}
-
-// Fills the folder with tokens until it is full; then nothing is lost, and with less all goes on.
-void fill_the_disk(const Kind& kind, const std::string& folder, bool clone_fits) {
-  Filled at(kind, {kFull, kFull, kSliding}, folder, 1 << 14);
-  ASSERT_EQ(at.append(2, 100), KVP_OK) << at.cache.text();
-  int32_t status = KVP_OK;
-  for (int step = 0; step < 100 && status == KVP_OK; ++step) {
-    const Values k = at.k(0, 2, 64), v = at.v(0, 2, 64);
-    status = at.cache.update(0, k, v, nullptr, nullptr, nullptr, nullptr);
-    if (status == KVP_OK) at.want.append(0, k, v, nullptr, nullptr);
-  }
-  at.want.settle();
-  ASSERT_NO_FATAL_FAILURE(at.expect_refused(status, KVP_IO, {"disk_path '" + folder + "'", " bytes are needed"}));
-  kvp_cache* clone = nullptr;
-  EXPECT_EQ(at.cache.clone(2, &clone), clone_fits ? KVP_OK : KVP_IO) << at.cache.text();
-  iface_of(kind)->destroy(clone);
-  ASSERT_NO_FATAL_FAILURE(at.expect_same());
-  // What is cropped makes room again.
-  ASSERT_EQ(at.cache.crop({64 * 3}), KVP_OK) << at.cache.text();
-  at.want.crop({64 * 3});
-  const Values k = at.k(0, 2, 64 * 2), v = at.v(0, 2, 64 * 2);
-  ASSERT_EQ(at.cache.update(0, k, v, nullptr, nullptr, nullptr, nullptr), KVP_OK) << at.cache.text();
-  at.want.append(0, k, v, nullptr, nullptr);
-  ASSERT_NO_FATAL_FAILURE(at.expect_same());
-  EXPECT_TRUE(std::filesystem::is_empty(folder));
-}
-
-TEST_P(GrowingFileBadInput, FilesThatMayNotGrow) {
-  const TempFolder folder;
-  in_child([&] {
-    signal(SIGXFSZ, SIG_IGN);
-    const rlimit most{300 << 10, 300 << 10};
-    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &most), 0);
-    fill_the_disk(kind(), folder.path().string(), true);  // the limit is a file's
-  });
-  EXPECT_TRUE(folder.empty());
-}
-
-TEST_P(GrowingFileBadInput, ADiskThatIsFull) {
-  const TempFolder folder;
-  in_child([&] {
-    const bool mounted = unshare(CLONE_NEWNS) == 0 && mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
-                         mount("tmpfs", folder.path().c_str(), "tmpfs", 0, "size=512k") == 0;
-    if (!mounted) {
-      std::printf("no file system can be mounted here: see FilesThatMayNotGrow\n");
-      return;
-    }
-    fill_the_disk(kind(), folder.path().string(), false);
-  });
-  EXPECT_TRUE(folder.empty());
-}
-
-// A fixed kind takes its file with the first tokens: all of it or nothing.
-TEST_P(FixedFileBadInput, ACapacityBeyondTheDisk) {
-  const TempFolder folder;
-  in_child([&] {
-    signal(SIGXFSZ, SIG_IGN);
-    const rlimit most{300 << 10, 300 << 10};
-    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &most), 0);
-    Filled at(kind(), {kFull, kFull}, folder.path().string(), 2000);
-    ASSERT_NO_FATAL_FAILURE(at.expect_refused(at.append(3, 5), KVP_IO,
-                                              {"disk_path '" + folder.path().string() + "'", " bytes are needed"}));
-    ASSERT_EQ(at.append(1, 5), KVP_OK) << at.cache.text();  // one row fits
-    ASSERT_NO_FATAL_FAILURE(at.expect_same());
-  });
-  EXPECT_TRUE(folder.empty());
+// A window that keeps more than its views show: the queries see slots that bias has no columns for.
+TEST_P(KindBadInput, ABiasWithoutTheColumns) {
+  Filled at(kind(), {kSliding, kFull});
+  ASSERT_EQ(at.cache.set_rollback(5), KVP_OK);
+  at.want.set_rollback(5);
+  ASSERT_EQ(at.append(2, 20), KVP_OK) << at.cache.text();
+  const Values q = random_tensor(kF32, 2, 4, 1, 8, at.random);
+  const Values bias = make(kF32, {2, 4, 1, at.want.kv_len(0, 0)});
+  Values out = make(kF32, {2, 4, 1, 4});
+  kvp_attend_args args{};
+  args.struct_size = sizeof args;
+  args.flags = KVP_ATTEND_CAUSAL;
+  args.q = &q.t;
+  args.bias = &bias.t;
+  args.scale = 1;
+  ASSERT_NO_FATAL_FAILURE(
+      at.expect_refused(at.cache.attend(args, &out.t, nullptr), KVP_INVALID_ARGUMENT, {"slots from 12", "slot 13"}));
+  args.bias = nullptr;
+  ASSERT_EQ(at.cache.attend(args, &out.t, nullptr), KVP_OK) << at.cache.text();
 }
 
 INSTANTIATE_TEST_SUITE_P(All, KindBadInput, ::testing::ValuesIn(kKinds), name_of);
-INSTANTIATE_TEST_SUITE_P(All, OffloadedKindBadInput,
-                         ::testing::ValuesIn(kinds_where([](const Kind& kind) { return kind.offloaded; })), name_of);
-INSTANTIATE_TEST_SUITE_P(All, GrowingFileBadInput, ::testing::ValuesIn(kinds_where([](const Kind& kind) {
-                           return kind.offloaded && !kind.fixed;
-                         })),
-                         name_of);
-INSTANTIATE_TEST_SUITE_P(All, FixedFileBadInput, ::testing::ValuesIn(kinds_where([](const Kind& kind) {
-                           return kind.offloaded && kind.fixed;
-                         })),
-                         name_of);
 
 }  // namespace
 }  // namespace kvplug::test
