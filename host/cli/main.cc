@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The program kvplug: arguments in, exit code out.
+#include <csignal>
 #include <cstdio>
 #include <exception>
 
@@ -8,6 +9,7 @@
 
 int main(int argc, char** argv) {
   using namespace kvplug::cli;
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is an error of the write, which is reported
   Arguments arguments;
   try {
     if (!parse_arguments(argc, argv, arguments)) return 0;

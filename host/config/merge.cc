@@ -127,7 +127,7 @@ class Reader {
     }
   }
 
-  // Options of a cache kind are single values; variables of a template may be anything.
+  // Options of a cache kind are single values, paths where they are named so; variables of a template may be anything.
   void open_table(const std::string& path, const Key& key, const Node& node) {
     if (node.kind != Node::Kind::kTable)
       throw Error(Code::kConfig, "expected a table, got " + describe(node), {}, where(path, node));
@@ -141,7 +141,10 @@ class Reader {
       if (options && member.value.is_string() && member.value.get_ref<const std::string&>().size() > 4096)
         throw Error(Code::kConfig, "a text of more than 4096 bytes", {}, where(below, member));
       if (name.size() > kMaxShown) throw Error(Code::kConfig, "a key of more than 80 bytes", {}, where(below, member));
-      put(join(path, name), check_value(key, member, where(below, member), context_.base_dir), member);
+      json value = check_value(key, member, where(below, member), context_.base_dir);
+      if (options && name.ends_with("_path") && value.is_string() && value != "")
+        value = std::filesystem::absolute(context_.base_dir / value.get<std::string>()).lexically_normal().string();
+      put(join(path, name), std::move(value), member);
     }
   }
 

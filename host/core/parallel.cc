@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/parallel.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -28,8 +29,9 @@ int32_t fixed_workers() {
   int32_t workers = g_workers.load(std::memory_order_acquire);
   if (workers == 0) {
     const kvp_host_parallel* now = pool();
-    const int32_t asked = now->workers(now->ctx);
-    if (g_workers.compare_exchange_strong(workers, asked > 0 ? asked : 1)) workers = asked > 0 ? asked : 1;
+    const int32_t least = current_host_parallel() == nullptr ? kLeastWorkers : 1;
+    const int32_t asked = std::max(least, now->workers(now->ctx));
+    if (g_workers.compare_exchange_strong(workers, asked)) workers = asked;
   }
   return workers;
 }

@@ -8,7 +8,13 @@
 
 #include <kvplug/host.h>
 
+#include <cstdint>
+
 namespace kvplug {
+
+// What workers() is at least where nobody has given a pool of his own: LibTorch's, which may come later, says the same,
+// so that what a plan counts does not depend on which of the two was asked.
+inline constexpr int32_t kLeastWorkers = 4;
 
 // The table that get_extension hands out. Static storage.
 const kvp_host_parallel* host_parallel_table();

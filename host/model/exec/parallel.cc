@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <thread>
 
+#include "core/parallel.h"
+
 namespace kvplug::model {
 namespace {
 
 int32_t workers(void*) {
-  static const int32_t count = std::max(4, static_cast<int32_t>(std::thread::hardware_concurrency()));
+  static const int32_t count = std::max(kLeastWorkers, static_cast<int32_t>(std::thread::hardware_concurrency()));
   return count;
 }
 

@@ -43,6 +43,18 @@ TEST(Resolve, ShortestFile) {
   EXPECT_NO_THROW(check_complete(run));
 }
 
+TEST(Resolve, OptionsNamedPathStartFromTheFolderOfTheFile) {
+  const auto run =
+      from_toml(
+          "generation = { cache_implementation = \"offloaded\", cache_config = { disk_path = \"kv\" } }\n"
+          "cache.oom_fallback = { cache_implementation = \"offloaded\", cache_config = { disk_path = \"/kv\" } }\n")
+          .resolve();
+  EXPECT_EQ(run.generation.cache_config["disk_path"].get<std::string>(), "/base/kv");
+  EXPECT_EQ(run.cache.oom_fallback->cache_config["disk_path"].get<std::string>(), "/kv");
+  const auto empty = from_toml("generation.cache_config.disk_path = \"\"\n").resolve();
+  EXPECT_EQ(empty.generation.cache_config["disk_path"].get<std::string>(), "");
+}
+
 TEST(Resolve, Warnings) {
   EXPECT_EQ(notices_of("generation = { max_length = 40, max_new_tokens = 8 }\n"), "max_length_overridden");
   EXPECT_EQ(notices_of("generation = { temperature = 0.5 }\n"), "sampling_off");
