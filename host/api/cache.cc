@@ -2,6 +2,7 @@
 #include <kvplug/kvplug.h>
 
 #include "api/effective.h"
+#include "core/kinds.h"
 #include "generate/session.h"
 #include "report/plan.h"
 
@@ -52,7 +53,7 @@ Request read_request(HostState& host, const kvp_layer* layers, size_t n, size_t 
   }
   out.params.batch = params->batch;
   out.params.tokens = params->tokens >= 0 ? params->tokens : capacity.value_or(-1);
-  if (out.params.tokens < 0 && (out.choice.kind == "static" || out.choice.kind == "offloaded_static")) {
+  if (out.params.tokens < 0 && is_static(out.choice.kind)) {
     throw Error(Code::kInvalidArgument,
                 "\"" + out.choice.kind +
                     "\" needs its capacity, and neither the tokens of kvplug_cache_params nor generation.max_cache_len "

@@ -3,6 +3,7 @@
 
 #include "core/cache_instance.h"
 #include "core/error.h"
+#include "core/kinds.h"
 
 namespace kvplug {
 namespace {
@@ -21,7 +22,7 @@ void check_kinds(const CacheStack& stack, bool cross) {
 
 CacheChoice cross_choice(const CacheChoice& self) {
   CacheChoice choice;
-  choice.kind = self.kind == "static" || self.kind == "offloaded_static" ? "static" : "dynamic";
+  choice.kind = is_static(self.kind) ? "static" : "dynamic";
   return choice;
 }
 

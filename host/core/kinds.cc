@@ -39,9 +39,8 @@ std::string known_and_places(const std::vector<std::string>& registered, const s
 }  // namespace
 
 std::span<const std::string_view> builtin_cache_kinds() { return kCacheKinds; }
-bool has_capacity(std::string_view kind) {
-  return kind == "static" || kind == "offloaded_static" || kind.find('/') != std::string_view::npos;
-}
+bool is_static(std::string_view kind) { return kind == "static" || kind == "offloaded_static"; }
+bool has_capacity(std::string_view kind) { return is_static(kind) || kind.find('/') != std::string_view::npos; }
 std::span<const std::string_view> builtin_quantizers() { return kQuantizers; }
 std::span<const RetiredKind> retired_kinds() { return kRetired; }
 

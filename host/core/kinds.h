@@ -19,6 +19,8 @@ struct RetiredKind {
 std::span<const std::string_view> builtin_cache_kinds();
 // True for the kinds that max_cache_len is for: the static ones, and any vendor's.
 bool has_capacity(std::string_view kind);
+// The built-in kinds that must have one.
+bool is_static(std::string_view kind);
 std::span<const std::string_view> builtin_quantizers();
 std::span<const RetiredKind> retired_kinds();
 

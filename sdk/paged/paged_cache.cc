@@ -153,6 +153,12 @@ void PagedCache::prepare(int32_t index, const Append& a, const kvp_call& call, i
   }
   const bool allowed = may_allocate(call);
   views_ = Block();
+  // Summing over all layers is for the calls that took something.
+  const auto held_here = [&] {
+    return layer.store().held_pages() * layer.layout().data_bytes() + layer.table_bytes() +
+           static_cast<int64_t>(scratch_.bytes() + list_.bytes() + long_list_.bytes() + views_.bytes());
+  };
+  const int64_t held_before = held_here();
   try {
     layer.rows().check_append(a);
     check_room(layer, a);
@@ -176,7 +182,7 @@ void PagedCache::prepare(int32_t index, const Append& a, const kvp_call& call, i
       }
       views_ = host_block(owner_, KVP_PURPOSE_SCRATCH, view_bytes);
     }
-    if (allowed) note_peak();
+    if (held_here() > held_before) note_peak();
     enter(index);
   } catch (...) {
     long_list_ = Block();

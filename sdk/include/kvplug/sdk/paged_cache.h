@@ -84,8 +84,6 @@ class PagedCache {
 
   const Plan& form() const noexcept { return plan_; }
   PagedLayer& layer(size_t i) const noexcept { return *layers_[i]; }
-  size_t layer_count() const noexcept { return layers_.size(); }
-  uint64_t owner() const noexcept { return owner_; }
 
  private:
   struct Counts {
