@@ -128,12 +128,20 @@
   S(kvp_offload_ext) \
     F(kvp_offload_ext, struct_size) F(kvp_offload_ext, begin_step) F(kvp_offload_ext, prefetch) \
     F(kvp_offload_ext, end_step) \
+  S(kvp_qattend_desc) \
+    F(kvp_qattend_desc, struct_size) F(kvp_qattend_desc, q_heads) F(kvp_qattend_desc, kv_heads) \
+    F(kvp_qattend_desc, key_dim) F(kvp_qattend_desc, value_dim) F(kvp_qattend_desc, max_batch) \
+    F(kvp_qattend_desc, max_query) F(kvp_qattend_desc, window) F(kvp_qattend_desc, chunk) \
+    F(kvp_qattend_desc, q_dtype) F(kvp_qattend_desc, softcap) F(kvp_qattend_desc, device_type) \
+    F(kvp_qattend_desc, device_id) \
+  S(kvp_qpage) \
+    F(kvp_qpage, row) F(kvp_qpage, position) F(kvp_qpage, count) F(kvp_qpage, parts) \
   S(kvp_qattend_args) \
     F(kvp_qattend_args, struct_size) F(kvp_qattend_args, q) F(kvp_qattend_args, k_parts) \
     F(kvp_qattend_args, v_parts) F(kvp_qattend_args, n_k_parts) F(kvp_qattend_args, n_v_parts) \
-    F(kvp_qattend_args, kv_position) F(kvp_qattend_args, kv_count) F(kvp_qattend_args, q_position) \
-    F(kvp_qattend_args, window) F(kvp_qattend_args, chunk) F(kvp_qattend_args, scale) \
-    F(kvp_qattend_args, softcap) \
+    F(kvp_qattend_args, pages) F(kvp_qattend_args, n_pages) F(kvp_qattend_args, q_position) \
+    F(kvp_qattend_args, workspace) F(kvp_qattend_args, window) F(kvp_qattend_args, chunk) \
+    F(kvp_qattend_args, scale) F(kvp_qattend_args, softcap) \
   S(kvp_qattend_ext) \
     F(kvp_qattend_ext, struct_size) F(kvp_qattend_ext, probe) F(kvp_qattend_ext, attend) \
   S(kvp_dltensor) \
