@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Transformers' side of tests/bench/decode: the protocol of decode_worker.cc, with the eager `dynamic` cache.
+"""Transformers' side of tests/bench/decode: the protocol of decode_worker.cc, with its own `dynamic` or `quantized` cache.
 
 Usage: decode_reference.py MODEL_FOLDER DTYPE THREADS
 """
@@ -11,17 +11,23 @@ import time
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch  # noqa: E402
-from transformers import AutoModelForCausalLM, DynamicCache  # noqa: E402
+from transformers import AutoModelForCausalLM, DynamicCache, QuantizedCache  # noqa: E402
 from transformers.utils import logging  # noqa: E402
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()
 
 
+def make_cache(model, choice):
+    if choice["cache_implementation"] == "quantized":
+        return QuantizedCache(config=model.config, **choice["cache_config"])
+    return DynamicCache(config=model.config)
+
+
 @torch.no_grad()
-def answer(model, context, fresh):
+def answer(model, choice, context, fresh):
     ids = (torch.arange(context) * 7919 % 40000 + 100)[None]
-    cache = DynamicCache(config=model.config)
+    cache = make_cache(model, choice)
     start = time.perf_counter()
     logits = model(input_ids=ids, past_key_values=cache, logits_to_keep=1).logits
     chosen = [int(logits[0, -1].argmax())]
@@ -45,7 +51,7 @@ def main():
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        print(json.dumps(answer(model, request["context"], request["new"])), flush=True)
+        print(json.dumps(answer(model, request["cache"], request["context"], request["new"])), flush=True)
 
 
 main()

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Our side of tests/bench/decode: a process that loads a model once and then answers one line of JSON per line.
-//   {"context": 512, "new": 64}  ->  {"prefill_s": …, "step_s": […], "ids": […], "rss_bytes": …}
+//   {"context": 512, "new": 64, "cache": {"cache_implementation": "dynamic", "cache_config": {}}}
+//   ->  {"prefill_s": …, "step_s": […], "ids": […], "rss_bytes": …}
 // The fed tokens are fixed (forced), so both sides do the same work; ids are what this side would have chosen.
 // Through the C API alone. Usage: decode_worker MODEL_FOLDER DTYPE THREADS
 #include <chrono>
@@ -66,6 +67,9 @@ int main(int argc, char** argv) {
       const auto request = nlohmann::json::parse(line);
       const int64_t context = request["context"], fresh = request["new"];
       call(kvplug_config_set, config.get(), "generation.max_new_tokens", std::to_string(fresh + 1).c_str());
+      for (const auto& [key, value] : request["cache"].items()) {
+        call(kvplug_config_set, config.get(), ("generation." + key).c_str(), value.dump().c_str());
+      }
       const Session session = make<Session>(kvplug_session_create, model.get(), config.get());
       const auto ids = context_ids(context);
       call(kvplug_session_append_ids, session.get(), 0u, ids.data(), ids.size());
