@@ -21,6 +21,15 @@ inline void add_squares(Lanes& lanes, const float* x, int64_t n) {
   }
   for (; i < n; ++i) lanes.sum[i % kLanes] += x[i] * x[i];
 }
+inline void add_products(Lanes& lanes, const float* a, const float* b, int64_t n) {
+  Lanes sums = lanes;  // in registers
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int j = 0; j < kLanes; ++j) sums.sum[j] += a[i + j] * b[i + j];
+  }
+  for (; i < n; ++i) sums.sum[i % kLanes] += a[i] * b[i];
+  lanes = sums;
+}
 inline float total(const Lanes& lanes) {
   float tree[kLanes];
   memcpy(tree, lanes.sum, sizeof tree);
@@ -189,6 +198,22 @@ void add_sum(void* into, const float* sum, int64_t n) {
   }
 }
 
+// A weight row is widened once, tile by tile, for all rows of x.
+template <class T>
+void dots(const float* x, int64_t rows, const void* weight, int64_t outs, int64_t in, float* y, int64_t y_stride) {
+  float tile[kTile];
+  for (int64_t o = 0; o < outs; ++o) {
+    const auto* w = static_cast<const typename T::Stored*>(weight) + o * in;
+    Lanes lanes[kMaxDotRows] = {};
+    for (int64_t i = 0; i < in; i += kTile) {
+      const int64_t count = smaller(in - i, kTile);
+      widen(T{}, w + i, tile, count);
+      for (int64_t r = 0; r < rows; ++r) add_products(lanes[r], x + r * in + i, tile, count);
+    }
+    for (int64_t r = 0; r < rows; ++r) y[r * y_stride + o] = total(lanes[r]);
+  }
+}
+
 template <class T>
 void to_float(const void* x, float* y, int64_t n) {
   widen(T{}, static_cast<const typename T::Stored*>(x), y, n);
@@ -212,6 +237,7 @@ constexpr Kernels table_of() {
           .softcap = softcap<T>,
           .accumulate = accumulate<T>,
           .add_sum = add_sum<T>,
+          .dots = dots<T>,
           .to_float = to_float<T>,
           .from_float = from_float<T>};
 }

@@ -13,6 +13,9 @@ namespace kvplug::model {
 // Largest head_dim of rope().
 inline constexpr int64_t kMaxHeadDim = 512;
 
+// Most rows of x that dots() takes.
+inline constexpr int64_t kMaxDotRows = 4;
+
 struct Kernels {
   // y = weight * round(x / sqrt(mean(x^2) + eps)) for each row; x [rows, n], weight [n], y [rows, n].
   void (*rms_norm)(const void* x, const float* weight, float eps, void* y, int64_t rows, int64_t n);
@@ -42,6 +45,8 @@ struct Kernels {
   // sum += x, then x += sum rounded.
   void (*accumulate)(float* sum, const void* x, int64_t n);
   void (*add_sum)(void* x, const float* sum, int64_t n);
+  // y[r * y_stride + o] = x[r] . w[o] for a few rows of x [rows, in] and w [outs, in], summed in float32.
+  void (*dots)(const float* x, int64_t rows, const void* w, int64_t outs, int64_t in, float* y, int64_t y_stride);
   void (*to_float)(const void* x, float* y, int64_t n);
   void (*from_float)(const float* x, void* y, int64_t n);
 };

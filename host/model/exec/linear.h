@@ -74,8 +74,10 @@ struct LinearOptions {
 
 // oneDNN; NULL where it has only reference kernels for the shape (400 times slower and more).
 std::unique_ptr<LinearKind> make_onednn_linear(const LinearShape& shape, const LinearOptions& options);
+// 16-bit weights on a CPU without 16-bit products: widened on the way, computed in float32. NULL for float32.
+std::unique_ptr<LinearKind> make_widened_linear(const LinearShape& shape);
 std::unique_ptr<LinearKind> make_torch_linear(const LinearShape& shape);
-// oneDNN where it can, else LibTorch.
+// oneDNN where it can, else widened, else LibTorch.
 std::unique_ptr<LinearKind> make_linear(const LinearShape& shape, const LinearOptions& options);
 
 std::string onednn_version();

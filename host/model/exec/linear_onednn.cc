@@ -143,6 +143,7 @@ std::unique_ptr<LinearKind> make_onednn_linear(const LinearShape& shape, const L
 
 std::unique_ptr<LinearKind> make_linear(const LinearShape& shape, const LinearOptions& options) {
   if (auto kind = make_onednn_linear(shape, options)) return kind;
+  if (auto kind = make_widened_linear(shape)) return kind;
   return make_torch_linear(shape);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both sides of the linear seam against plain sums, for shapes with awkward sizes and packing in several pieces.
+// All sides of the linear seam against plain sums, for shapes with awkward sizes and packing in several pieces.
 #include "model/exec/linear.h"
 
 #include <gtest/gtest.h>
@@ -84,14 +84,15 @@ void expect_product(const std::vector<float>& got, const Problem& problem, int64
 using Case = std::tuple<Type, bool>;
 class Linears : public ::testing::TestWithParam<Case> {};
 
-TEST_P(Linears, BothBackendsAreThePlainSum) {
+TEST_P(Linears, EveryBackendIsThePlainSum) {
   const auto [type, bias] = GetParam();
   for (const LinearShape shape :
        {LinearShape{64, 96, bias, type}, LinearShape{100, 37, bias, type}, LinearShape{48, 3333, bias, type}}) {
     for (const int64_t rows : {1, 3, 40}) {
       const Problem problem = make_problem(shape, rows);
-      for (const auto& kind :
-           {make_linear(shape, {}), make_torch_linear(shape), make_linear(shape, {.fixed_rows = rows})}) {
+      for (const auto& kind : {make_linear(shape, {}), make_torch_linear(shape), make_widened_linear(shape),
+                               make_linear(shape, {.fixed_rows = rows})}) {
+        if (!kind) continue;  // there is nothing to widen in float32
         SCOPED_TRACE(std::string(kind->backend()) + " " + kind->implementation(rows) + " rows " + std::to_string(rows));
         EXPECT_NE(kind->implementation(rows).substr(0, 3), "ref");
         expect_product(multiply(*kind, problem, pack(*kind, problem), rows), problem, rows);
