@@ -246,12 +246,10 @@ TEST(QuantizerContract, BadCallsAreRefusedAndWriteNothing) {
 
 // Made by `panic`: the option panic_at of the examples whose language can catch.
 TEST(QuantizerPanic, IsReportedAndTheInstanceIsLost) {
-  const kvp_option at{"panic_at", nullptr, 1, 0, KVP_OPTION_INTEGER, 0};
-  const kvp_qcreate create = create_of({}, {at});
-  kvp_qcreate with = create;
-  with.options = &at;
+  const std::vector<kvp_option> options{{"panic_at", nullptr, 1, 0, KVP_OPTION_INTEGER, 0}};
+  const kvp_qcreate create = create_of({}, options);
   kvp_quantizer* self = nullptr;
-  ASSERT_EQ(Quantizer::iface().create(&with, &self, nullptr), KVP_OK);
+  ASSERT_EQ(Quantizer::iface().create(&create, &self, nullptr), KVP_OK);
   const Quantizer healthy(Wish{});
   const Values in = healthy.values(1, 1, healthy.block());
   const Packed room = healthy.room_for(in.t), untouched = healthy.room_for(in.t);
