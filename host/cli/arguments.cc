@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string_view>
 
 #include "cli/handles.h"
@@ -45,6 +46,33 @@ constexpr std::array kFlags{
     Flag{"--format", "output.format", "text, json or jsonl"},
     Flag{"-o,--output", "output.path", "file for the result, - = standard output"},
     Flag{"--logits-path", "output.logits_path", "safetensors file for the raw logits"},
+};
+
+// bench and diff: the letters of llama-bench, lists with commas.
+constexpr std::array kMeasureFlags{
+    Flag{"-m,--model", "model.path", "folder of a Hugging Face model"},
+    Flag{"--dtype", "model.dtype", "auto, float32, bfloat16 or float16"},
+    Flag{"-t,--threads", "run.threads", "computing threads, 0 = physical cores"},
+    Flag{"-s,--seed", "run.seed", "of the tokens that a bench reads"},
+    Flag{"-o,--format", "output.format", "text, json, jsonl, csv or md"},
+    Flag{"--output", "output.path", "file for the result, - = standard output"},
+};
+
+constexpr std::array kBenchFlags{
+    Flag{"-p,--n-prompt", "bench.prompt_tokens", "lengths of prompts: -p 512,1024; 0 = none"},
+    Flag{"-n,--n-gen", "bench.new_tokens", "numbers of decode steps: -n 128; 0 = none"},
+    Flag{"-d,--n-depth", "bench.depth", "tokens in the cache before the clock starts: -d 0,4096"},
+    Flag{"-b,--batch-size", "bench.batch_size", "rows computed together"},
+    Flag{"-r,--repetitions", "bench.repetitions", "times that everything is measured"},
+};
+
+constexpr std::array kDiffFlags{
+    Flag{"-f,--file", "diff.file", "text to score, instead of the prompts"},
+    Flag{"-n,--tokens", "diff.tokens", "how much of each text, from its start"},
+    Flag{"--chunk", "generation.prefill_chunk_size", "positions computed at a time; 128 where nobody says"},
+    Flag{"--max-mean-kl", "diff.max_mean_kl", "more than this: exit code 7"},
+    Flag{"--min-top1-agreement", "diff.min_top1_agreement", "less than this (0 to 1): exit code 7"},
+    Flag{"--max-ppl-ratio", "diff.max_ppl_ratio", "more than this over the baseline's: exit code 7"},
 };
 
 struct Refused {
@@ -106,26 +134,21 @@ std::string long_name(std::string_view names) {
   return std::string(names.substr(at, names.find(',', at) - at));
 }
 
-void add_settings(CLI::App& command, Arguments& out) {
-  for (const Flag& flag : kFlags) {
+void add_flags(CLI::App& command, Arguments& out, std::span<const Flag> flags) {
+  for (const Flag& flag : flags) {
     command
         .add_option_function<std::string>(
             flag.names,
             [&out, flag](const std::string& value) {
-              out.settings.push_back({flag.key, value, long_name(flag.names)});
+              const bool list = std::string_view(flag.key).starts_with("bench.") && value.find(',') != value.npos;
+              out.settings.push_back({flag.key, list ? "[" + value + "]" : value, long_name(flag.names)});
             },
             flag.help)
         ->type_name("VALUE");
   }
-  command
-      .add_option_function<std::vector<std::string>>(
-          "--stop",
-          [&out](const std::vector<std::string>& texts) {
-            out.settings.push_back({"generation.stop_strings", nlohmann::json(texts).dump(), "--stop"});
-          },
-          "text that ends the generation; repeatable")
-      ->type_name("TEXT")
-      ->allow_extra_args(false);
+}
+
+void add_set(CLI::App& command, Arguments& out) {
   command
       .add_option_function<std::vector<std::string>>(
           "--set",
@@ -139,6 +162,20 @@ void add_settings(CLI::App& command, Arguments& out) {
           "any key of the run file: --set generation.top_p=0.9; repeatable")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
+}
+
+void add_settings(CLI::App& command, Arguments& out) {
+  add_flags(command, out, kFlags);
+  command
+      .add_option_function<std::vector<std::string>>(
+          "--stop",
+          [&out](const std::vector<std::string>& texts) {
+            out.settings.push_back({"generation.stop_strings", nlohmann::json(texts).dump(), "--stop"});
+          },
+          "text that ends the generation; repeatable")
+      ->type_name("TEXT")
+      ->allow_extra_args(false);
+  add_set(command, out);
   command.add_flag("--dry-run", out.dry_run, "check and plan, then stop");
   command.add_flag("--print-effective-config", out.print_effective_config,
                    "print every key with its value and origin, then stop");
@@ -188,6 +225,28 @@ bool parse_arguments(int argc, char** argv, Arguments& out) {
     added->add_option("FILE", out.files, "run file (TOML)")->required()->expected(1);
     add_settings(*added, out);
   }
+  CLI::App* bench = sub(app, "bench", "speed and memory of caches", Command::kBench);
+  bench->description(
+      "Prefill and decode tokens/s and memory of the caches of [bench], in turns, beside the roof that this machine's\n"
+      "memory sets. Rows are named as in llama-bench: pp512 is a prompt of 512 tokens, tg128 are 128 decode steps,\n"
+      "@ 4096 the tokens that the cache held before. MBU is the share of the roof that was reached.\n\n"
+      "  kvplug bench examples/bench.toml -p 512 -n 64 -d 0,4096 -r 5 -o md");
+  bench->add_option("FILE", out.files, "run file (TOML)")->required()->expected(1);
+  add_flags(*bench, out, kMeasureFlags);
+  add_flags(*bench, out, kBenchFlags);
+  add_set(*bench, out);
+  CLI::App* diff = sub(app, "diff", "caches against a baseline on the same text", Command::kDiff);
+  diff->description(
+      "How far the next-token probabilities of a cache are from the baseline's, on a text that both read:\n"
+      "KL divergence (natural logarithm), agreement of the most likely token, perplexity, the first token that "
+      "becomes\n"
+      "another, the layer from which attention drifts. A noise-floor row shows what two right answers differ by.\n"
+      "Exit code 7: a limit of [diff] was missed.\n\n"
+      "  kvplug diff examples/diff.toml -f book.txt -n 4096 --max-mean-kl 0.01");
+  diff->add_option("FILE", out.files, "run file (TOML)")->required()->expected(1);
+  add_flags(*diff, out, kMeasureFlags);
+  add_flags(*diff, out, kDiffFlags);
+  add_set(*diff, out);
   sub(app, "check", "validate run files; loads nothing", Command::kCheck)
       ->add_option("FILE", out.files, "run files (TOML)")
       ->required();

@@ -8,7 +8,19 @@
 
 namespace kvplug::cli {
 
-enum class Command { kNone, kRun, kGenerate, kPlan, kExplain, kCheck, kDoctor, kPluginList, kPluginInfo };
+enum class Command {
+  kNone,
+  kRun,
+  kGenerate,
+  kBench,
+  kDiff,
+  kPlan,
+  kExplain,
+  kCheck,
+  kDoctor,
+  kPluginList,
+  kPluginInfo
+};
 
 struct Setting {
   std::string key, value;  // value: TOML or bare text

@@ -13,6 +13,8 @@ Host make_host(const Arguments& arguments);
 Config make_config(kvplug_host* host, const Arguments& arguments, const std::string& file);
 
 int run_command(const Arguments& arguments);  // run, generate
+int bench_command(const Arguments& arguments);
+int diff_command(const Arguments& arguments);
 int plan_command(const Arguments& arguments);
 int explain_command(const Arguments& arguments);
 int check_command(const Arguments& arguments);

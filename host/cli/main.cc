@@ -16,6 +16,8 @@ int main(int argc, char** argv) {
     switch (arguments.command) {
       case Command::kRun:
       case Command::kGenerate: return run_command(arguments);
+      case Command::kBench: return bench_command(arguments);
+      case Command::kDiff: return diff_command(arguments);
       case Command::kPlan: return plan_command(arguments);
       case Command::kExplain: return explain_command(arguments);
       case Command::kCheck: return check_command(arguments);

@@ -14,9 +14,11 @@ class ProgressLine {
   ProgressLine(std::string label, const std::string& mode);
   ~ProgressLine() { clear(); }
   void show(uint64_t done_bytes, uint64_t total_bytes);
+  void show_steps(const std::string& what, uint64_t done, uint64_t total);
   void clear();
 
  private:
+  bool due();
   std::string label_;
   bool enabled_, at_once_, drawn_ = false;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now(), last_{};

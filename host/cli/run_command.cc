@@ -104,13 +104,16 @@ int run_command(const Arguments& arguments) {
     Output("-", false).write(text_from(kvplug_config_effective, config.get()));
     return 0;
   }
-  const bool plan_only = config_value(config.get(), "run.task") == "plan";
+  const nlohmann::json task = config_value(config.get(), "run.task");
+  const bool plan_only = task == "plan";
   if (arguments.dry_run || plan_only) {
     const nlohmann::json plan =
         json_from(kvplug_plan_run, host.get(), config.get(), static_cast<kvplug_plan*>(nullptr));
     print_answer(arguments, plan, plan_text);
     return plan["fits"].get<bool>() ? 0 : 5;
   }
+  if (task == "bench") return bench_command(arguments);
+  if (task == "diff") return diff_command(arguments);
   const nlohmann::json output = json_from(kvplug_config_get, config.get(), "output");
   const auto setting = [&](const char* key) { return output[key]["value"]; };
   const std::string format = setting("format");

@@ -221,7 +221,7 @@ Layer read_checkpoint(const Node& root, const MergeContext& context, std::map<st
 }
 
 void put_above(Layer& to, Layer from) {
-  for (const char* list : {"prompts", "plugins.load"}) {
+  for (const char* list : {"prompts", "plugins.load", "bench.cache", "diff.candidate"}) {
     if (!from.contains(list)) continue;
     const std::string prefix = std::string(list) + "[";
     auto first = to.lower_bound(prefix), last = first;

@@ -45,6 +45,7 @@ class Resolver {
     oom_fallback(view);
     plugins(view);
     prompts();
+    measures(view);
     std::set<std::string> ignored;
     for (const auto& keys : state_.without_effect)
       for (const auto& [key, origin] : keys) ignored.insert(key);
@@ -268,6 +269,55 @@ class Resolver {
     }
   }
 
+  // A list of caches; none named means that of [generation].
+  std::vector<NamedCache> caches(const std::string& list) {
+    const Layer& layer = state_.layer(state_.owner_of(list));
+    std::vector<NamedCache> out;
+    for (std::size_t i = 0; i < state_.count_of(list); ++i) {
+      const std::string element = list + "[" + std::to_string(i) + "]", path = element + ".cache_implementation",
+                        options = element + ".cache_config.";
+      const auto named = layer.find(path);
+      if (named == layer.end())
+        throw Error(Code::kConfig, "`cache_implementation` is missing", {}, layer.at(element).where);
+      std::map<std::string, const Entry*> given;
+      for (auto at = layer.lower_bound(options); at != layer.end() && at->first.starts_with(options); ++at)
+        given.emplace(at->first.substr(options.size()), &at->second);
+      const std::string word = kind(named->second.value.get<std::string>(), named->second.where);
+      out.push_back({word, options_of(word, given)});
+    }
+    if (out.empty()) out.push_back({run_.generation.cache_implementation, run_.generation.cache_config});
+    return out;
+  }
+
+  void measures(const View& view) {
+    const auto list = [&](const char* path) {
+      const json value = view.value(path);
+      auto out = value.is_array() ? value.get<std::vector<int64_t>>() : std::vector{value.get<int64_t>()};
+      if (out.empty()) throw Error(Code::kConfig, "an empty list", "name at least one number", view.where(path));
+      return out;
+    };
+    run_.bench = {list("bench.prompt_tokens"),
+                  list("bench.new_tokens"),
+                  list("bench.depth"),
+                  list("bench.batch_size"),
+                  view.value("bench.repetitions").get<int64_t>(),
+                  view.value("bench.warmup").get<int64_t>(),
+                  caches("bench.cache")};
+    const std::string baseline = "diff.baseline.cache_implementation";
+    const std::string word = kind(view.value(baseline).get<std::string>(), view.where(baseline));
+    run_.diff = {maybe<std::string>(view.value("diff.file")),
+                 view.value("diff.tokens").get<int64_t>(),
+                 view.value("diff.max_mean_kl").get<double>(),
+                 view.value("diff.min_top1_agreement").get<double>(),
+                 view.value("diff.max_ppl_ratio").get<double>(),
+                 {word, options_of(word, view.options("diff.baseline.cache_config"))},
+                 caches("diff.candidate")};
+    const bool table = run_.output.format == "csv" || run_.output.format == "md";
+    if (table && run_.run.task != "bench" && run_.run.task != "diff")
+      throw Error(Code::kConfig, "\"" + run_.output.format + "\" is a form of bench and diff",
+                  "use text, json or jsonl", view.where("output.format"));
+  }
+
   void plugins(const View& view) {
     run_.plugins.search_path = view.value("plugins.search_path").get<std::vector<std::string>>();
     run_.plugins.min_conformance = view.value("plugins.min_conformance").get<std::string>();
@@ -339,6 +389,8 @@ void check_complete(const Run& run) {
                 "model.path");
   if (run.run.task == "generate" && run.prompts.empty() && !run.input.jsonl)
     throw Error(Code::kConfig, "nothing to generate from", "add [[prompts]] with a text, or input.jsonl", "prompts");
+  if (run.run.task == "diff" && run.prompts.empty() && !run.input.jsonl && !run.diff.file)
+    throw Error(Code::kConfig, "nothing to score", "set diff.file, or add [[prompts]]", "diff.file");
 }
 
 }  // namespace kvplug::config

@@ -32,7 +32,7 @@ struct Notice {
 };
 
 struct RunSection {
-  std::string task;              // generate | plan
+  std::string task;              // generate | plan | bench | diff
   std::string name;              // label copied into every output
   std::optional<uint64_t> seed;  // absent: the program draws one and prints it
   bool deterministic = false;
@@ -172,7 +172,7 @@ struct PluginsSection {
 };
 
 struct OutputSection {
-  std::string format;  // text | json | jsonl
+  std::string format;  // text | json | jsonl | csv | md
   std::string path;    // "-" = standard output, else absolute
   bool stream = true;
   std::vector<std::string> include;        // text, token_ids, logprobs, timings, cache, plan, config
@@ -181,6 +181,29 @@ struct OutputSection {
   std::string progress;  // auto | always | never
   std::string color;     // auto | always | never
   friend bool operator==(const OutputSection&, const OutputSection&) = default;
+};
+
+// A cache that is measured beside others.
+struct NamedCache {
+  std::string cache_implementation;
+  nlohmann::json cache_config = nlohmann::json::object();  // checked against the kind's options schema
+  friend bool operator==(const NamedCache&, const NamedCache&) = default;
+};
+
+struct BenchSection {
+  std::vector<int64_t> prompt_tokens, new_tokens, depth, batch_size;
+  int64_t repetitions = 5, warmup = 1;
+  std::vector<NamedCache> cache;  // never empty
+  friend bool operator==(const BenchSection&, const BenchSection&) = default;
+};
+
+struct DiffSection {
+  std::optional<std::string> file;  // absolute path
+  int64_t tokens = 4096;
+  double max_mean_kl = 0, min_top1_agreement = 0, max_ppl_ratio = 0;  // 0 = no limit
+  NamedCache baseline;
+  std::vector<NamedCache> candidate;  // never empty
+  friend bool operator==(const DiffSection&, const DiffSection&) = default;
 };
 
 struct Run {
@@ -194,6 +217,8 @@ struct Run {
   MemorySection memory;
   PluginsSection plugins;
   OutputSection output;
+  BenchSection bench;
+  DiffSection diff;
 
   std::string max_cache_len_where;  // "run.toml:9: generation.max_cache_len", for messages
   std::vector<Notice> notices;

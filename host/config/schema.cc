@@ -16,13 +16,15 @@ constexpr Range kShare{0, 1};
 constexpr Range kBelowOne{0, 1, false, true};
 constexpr Range kAboveZero{0, std::numeric_limits<double>::infinity(), true};
 constexpr Range kSeed{0, 9223372036854775807.0};
+constexpr Range kUp{0, std::numeric_limits<double>::infinity()};
+constexpr Range kLength{0, 16777216};
 constexpr Range kAny{};
 
 constexpr auto kKeys = std::to_array<Key>({
     {"config_version", kInteger, "1", "version of this format; required, always 1", {}, {1, 1}},
 
-    {"run.task", kWord, R"("generate")", "what to do: `generate` new tokens, or `plan` the bytes and stop",
-     "generate|plan"},
+    {"run.task", kWord, R"("generate")", "`generate` new tokens, `plan` the bytes, `bench` the speed or `diff` caches",
+     "generate|plan|bench|diff"},
     {"run.name", kString, R"("")", "label copied into every output"},
     {"run.seed", kInteger, "", "HF's set_seed(); without it a fresh seed is drawn and printed", {}, kSeed, {}, "0"},
     {"run.deterministic", kBool, "false",
@@ -283,7 +285,8 @@ constexpr auto kKeys = std::to_array<Key>({
      R"("./libacme_kivi2.so")"},
     {"plugins.load[].sha256", kString, R"("")", "of the library, 64 hex digits; empty = not checked"},
 
-    {"output.format", kWord, R"("text")", "form of the result", "text|json|jsonl"},
+    {"output.format", kWord, R"("text")", "form of the result; `csv`, `md`: of `bench` and `diff`",
+     "text|json|jsonl|csv|md"},
     {"output.path", kPath, R"("-")", "file of the result; `-` = standard output", "-"},
     {"output.stream", kBool, "true", "print text as it comes (text and jsonl)"},
     {"output.include", kWords, R"(["text"])", "what a result holds",
@@ -299,6 +302,39 @@ constexpr auto kKeys = std::to_array<Key>({
     {"output.overwrite", kBool, "false", "replace files that exist"},
     {"output.progress", kWord, R"("auto")", "progress on standard error", "auto|always|never"},
     {"output.color", kWord, R"("auto")", "colours in messages", "auto|always|never"},
+
+    {"bench.prompt_tokens", kIds, "[512]", "lengths of prompts to time; 0 = none", {}, kLength},
+    {"bench.new_tokens", kIds, "[128]", "numbers of decode steps to time; 0 = none", {}, kLength},
+    {"bench.depth", kIds, "[0]", "tokens that a cache holds before the clock starts", {}, kLength},
+    {"bench.batch_size", kIds, "[1]", "rows computed together", {}, {1, 65536}},
+    {"bench.repetitions", kInteger, "5", "times that everything is measured, in turns", {}, {1, 10000}},
+    {"bench.warmup", kInteger, "1", "rounds before those, whose times are dropped", {}, {0, 10000}},
+    {"bench.cache[].cache_implementation",
+     kString,
+     "",
+     "a cache to measure; no [[bench.cache]]: the one of [generation]",
+     {},
+     kAny,
+     {},
+     R"("static")"},
+    {"bench.cache[].cache_config", kTable, "{}", "options of that kind"},
+
+    {"diff.file", kPath, "", "text to score; without it the prompts", {}, kAny, {}, R"("text.txt")"},
+    {"diff.tokens", kInteger, "4096", "how much of each text is scored, from its start", {}, {2, kMaxInt}},
+    {"diff.max_mean_kl", kNumber, "0.0", "a candidate with more ends the program with code 7; 0 = no limit", {}, kUp},
+    {"diff.min_top1_agreement", kNumber, "0.0", "likewise with less, from 0 to 1; 0 = no limit", {}, kShare},
+    {"diff.max_ppl_ratio", kNumber, "0.0", "likewise with more perplexity over the baseline's; 0 = no limit", {}, kUp},
+    {"diff.baseline.cache_implementation", kString, R"("dynamic")", "the cache that the others are held against"},
+    {"diff.baseline.cache_config", kTable, "{}", "options of that kind"},
+    {"diff.candidate[].cache_implementation",
+     kString,
+     "",
+     "a cache to compare; no [[diff.candidate]]: the one of [generation]",
+     {},
+     kAny,
+     {},
+     R"("static")"},
+    {"diff.candidate[].cache_config", kTable, "{}", "options of that kind"},
 });
 
 constexpr std::string_view kPromptGeneration = "prompts[].generation";
@@ -323,7 +359,9 @@ bool is_section(std::string_view path) {
   });
 }
 
-bool is_list_section(std::string_view path) { return path == "prompts" || path == "plugins.load"; }
+bool is_list_section(std::string_view path) {
+  return path == "prompts" || path == "plugins.load" || path == "bench.cache" || path == "diff.candidate";
+}
 
 std::vector<std::string> words_below(std::string_view section) {
   const bool of_prompt = section == kPromptGeneration;

@@ -51,7 +51,7 @@ std::span<const Key> keys();  // in the order of the file
 const Key* find_key(std::string_view schema_path);
 // "run", "generation", "prompts[]", "prompts[].generation", ... and "" for the top.
 bool is_section(std::string_view schema_path);
-// "prompts" and "plugins.load".
+// "prompts", "plugins.load", "bench.cache", "diff.candidate".
 bool is_list_section(std::string_view schema_path);
 // The words known directly below a section, in order.
 std::vector<std::string> words_below(std::string_view section);

@@ -9,14 +9,12 @@ namespace {
 
 constexpr auto kUnbuilt = std::to_array<UnbuiltKey>({
     {"assistant", "", "assisted decoding comes later"},
-    {"bench", "", ""},
     {"cache.check_finite", "false", ""},
     {"cache.layers", "", "one cache kind serves all layers in this release"},
     {"cache.prefix", "", ""},
     {"cache.state_dtype", R"("auto")", ""},
     {"cache.state_snapshots", "1", ""},
     {"debug", "", ""},
-    {"diff", "", ""},
     {"memory.max_device_bytes", R"("auto")", "this release computes on the CPU; see memory.max_host_bytes"},
     {"metrics", "", "output.format = \"json\" holds the figures"},
     {"model.attn_implementation", R"("auto")", ""},

@@ -44,6 +44,10 @@ struct StepShape {
   bool use_cache = true;  // false: every forward gets the whole sequence and no stack
 };
 
+// Sees the output of every layer's attention, in layer order: [rows, q_heads * head_dim] float32, rows = batch * tokens
+// of the step. Borrowed for the call.
+using AttentionWatch = std::function<void(size_t layer, const float* out, int64_t rows, int64_t width)>;
+
 // Scratch and bound kernels of one session: prepared once, then run without decisions. One thread at a time.
 class Runner {
  public:
@@ -53,6 +57,8 @@ class Runner {
   virtual void forward(const ForwardInput& input, CacheStack* stack, float* logits) = 0;
   // Logits of every position, [batch, tokens, vocab] float32: scoring and tests.
   virtual void forward_all(const ForwardInput& input, CacheStack* stack, float* logits) = 0;
+  // For comparisons; an empty one, as at first, costs nothing.
+  virtual void watch_attention(AttentionWatch watch) = 0;
   virtual uint64_t scratch_bytes() const = 0;
 };
 

@@ -311,6 +311,27 @@ typedef struct kvplug_run_params {
 KVPLUG_API kvplug_status kvplug_run(kvplug_host* host, const kvplug_config* config, const kvplug_run_params* params,
                                     kvplug_buf** json, kvp_error* err);
 
+/* ---- measuring ---- */
+
+/* what: the part that is under way, "" before the first; done of total steps. Non-zero: stop. */
+typedef int32_t (*kvplug_measure_fn)(void* user, const char* what, uint64_t done, uint64_t total);
+
+typedef struct kvplug_measure_params {
+  size_t struct_size;
+  kvplug_progress_fn progress; /* loading weights; may be NULL */
+  kvplug_measure_fn measure;   /* may be NULL */
+  void* user;
+} kvplug_measure_params;
+
+/* Speed and memory of the caches of [bench], and how fast the machine reads memory. A cache that
+   fails has "error" in its rows; the others go on. */
+KVPLUG_API kvplug_status kvplug_bench(kvplug_host* host, const kvplug_config* config,
+                                      const kvplug_measure_params* params, kvplug_buf** json, kvp_error* err);
+/* The caches of [diff] against its baseline, on the same text. Limits that were missed stand in "missed" and are no
+   failure of the call. */
+KVPLUG_API kvplug_status kvplug_diff(kvplug_host* host, const kvplug_config* config,
+                                     const kvplug_measure_params* params, kvplug_buf** json, kvp_error* err);
+
 #ifdef __cplusplus
 }
 #endif

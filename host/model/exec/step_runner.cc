@@ -150,6 +150,11 @@ int64_t StepRunner::layers(const ForwardInput& input, CacheStack* stack, Logits 
   kvp_tensor out = view(attended_, d.q_heads, q_width_);
   for (size_t layer = 0; layer < model_->layers.size(); ++layer) {
     attention_.run(static_cast<int32_t>(layer), q, k, v, out);
+    if (watch_) {
+      std::vector<float> plain(static_cast<size_t>(rows * q_width_));
+      kernels_.to_float(attended_, plain.data(), rows * q_width_);
+      watch_(layer, plain.data(), rows, q_width_);
+    }
     if (layer + 1 == model_->layers.size() && which == Logits::kLast && input.tokens > 1) {
       keep_last(input);
       rows = input.batch;

@@ -22,6 +22,7 @@ class StepRunner final : public Runner {
 
   void forward(const ForwardInput& input, CacheStack* stack, float* logits) override;
   void forward_all(const ForwardInput& input, CacheStack* stack, float* logits) override;
+  void watch_attention(AttentionWatch watch) override { watch_ = std::move(watch); }
   uint64_t scratch_bytes() const override;
 
  private:
@@ -62,6 +63,7 @@ class StepRunner final : public Runner {
   Products products_;
   Attention attention_;
   std::unique_ptr<Experts> experts_;
+  AttentionWatch watch_;
   Arena arena_;
   char *hidden_, *qkv_, *attended_;                // a row a token of the step
   char *normed_, *delta_, *gate_up_, *activated_;  // a row a token of the tile

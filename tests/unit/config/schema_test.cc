@@ -17,7 +17,7 @@ namespace {
 
 // `key = value` where the key is "a.b.c" or "prompts[].text"; on line 2, after `indent` blanks.
 std::string line_for(std::string path, const std::string& value, const std::string& indent = "") {
-  for (const char* list : {"prompts[].", "plugins.load[]."}) {
+  for (const char* list : {"prompts[].", "plugins.load[].", "bench.cache[].", "diff.candidate[]."}) {
     const std::string prefix = list;
     if (!path.starts_with(prefix)) continue;
     const std::string table = prefix.substr(0, prefix.size() - 3);
