@@ -7,6 +7,10 @@
 //   DATA   uint8  [batch, kv_heads, blocks, data_bytes()]  codes in tiles of kTileTokens tokens
 //   SCALE  scale_dtype [batch, kv_heads, blocks, groups()]
 //   ZERO   scale_dtype [batch, kv_heads, blocks, groups()]  the offset: what code 0 stands for
+// A tile is a list of rows of 64 codes. Keys: row i holds dims 4i .. 4i + 3 of 16 tokens, 4 bytes a token; values: row
+// 4i + j holds dims 16i .. 16i + 15 of tokens 4j .. 4j + 3, 4 bytes a dim. So a lane of 32 bits is one token (one dim),
+// and integer dot products need no sum over lanes. Fewer than 8 bits: 8 / bits rows share 64 bytes, row i in bits
+// i % (8 / bits) * bits and up; 3 bits: a plane of the low two bits of all rows, then one of the high bits.
 // Groups are ordered so that attention loads them as vectors: along HEAD_DIM [channel group][token], along TOKENS
 // [token group][channel].
 #pragma once
@@ -33,8 +37,11 @@ struct PackedForm {
   int64_t token_block() const noexcept;
   // Scales of one head's block.
   int64_t groups() const noexcept;
-  // Bytes of one head's block, padding of odd dims included.
+  // Bytes of one head's block, padding of odd dims included: tile after tile.
   int64_t data_bytes() const noexcept;
+  int64_t tile_bytes() const noexcept;
+  // 3 bits: where in a tile the plane of the high bits begins; else 0.
+  int64_t high_plane() const noexcept;
   // Where the scale of `token` (of the block) and `channel` lies.
   int64_t group_of(int64_t token, int64_t channel) const noexcept;
 };
@@ -42,5 +49,7 @@ struct PackedForm {
 // codes: [token_block][head_dim], one a byte. data: data_bytes().
 void pack_block(const PackedForm& form, const uint8_t* codes, std::byte* data) noexcept;
 void unpack_block(const PackedForm& form, const std::byte* data, uint8_t* codes) noexcept;
+// One tile: codes [kTileTokens][head_dim].
+void unpack_tile(const PackedForm& form, const std::byte* tile, uint8_t* codes) noexcept;
 
 }  // namespace kvplug::sdk
