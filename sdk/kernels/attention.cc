@@ -7,7 +7,7 @@
 #include <atomic>
 #include <cstring>
 
-#include "attention_job.h"
+#include "packed_job.h"
 
 namespace kvplug::sdk {
 namespace {
@@ -67,20 +67,15 @@ struct Layout {
 Layout layout_of(const AttendJob& job) {
   const int64_t all = greater(job.shape.max_query, 1) * job.group;
   const int64_t vectors = lesser(all, greater(job.group, kDecodeVectors));
-  int64_t floats = decode_work_floats(vectors, job.key_pad);
-  if (!is_decode(job, job.shape.max_query)) floats = greater(floats, prefill_work_floats(job.key_pad, job.value_pad));
+  int64_t floats = job.packed != nullptr ? packed_decode_floats(vectors, job.key_pad, job.value_pad)
+                                         : decode_work_floats(vectors, job.key_pad);
+  if (!is_decode(job, job.shape.max_query)) {
+    const int64_t extra = job.packed != nullptr ? packed_prefill_floats(job.key_pad, job.value_pad) : 0;
+    floats = greater(floats, prefill_work_floats(job.key_pad, job.value_pad) + extra);
+  }
   constexpr int64_t kFloat = sizeof(float);
   return {round_up(2 * (job.shape.batch + 1) * static_cast<int64_t>(sizeof(int64_t)), 64),
           round_up(partial_floats(vectors, job.value_pad) * kFloat, 64), round_up(floats * kFloat, 64)};
-}
-
-AttendJob job_of(const AttendShape& shape) {
-  AttendJob job = {};
-  job.shape = shape;
-  job.group = shape.q_heads / shape.kv_heads;
-  job.key_pad = round_up(shape.key_dim, kDimPad);
-  job.value_pad = round_up(shape.value_dim, kDimPad);
-  return job;
 }
 
 bool served(const AttendShape& s) {
@@ -159,9 +154,9 @@ void run_decode(void* arg, int64_t begin, int64_t end, int32_t worker) {
   for (int64_t i = run.wave_begin + begin; i < run.wave_begin + end; ++i) {
     const Item item = run.find(run.first_decode, i);
     const AttendRow& row = run.job.call.rows[item.row];
-    const int64_t first = visible_to_all(run.job.call, row, real_queries(row)).begin / kPartition;
-    run.level->decode(run.job, item.row, item.kv_head, first + item.part, run.partial(i),
-                      run.work + worker * run.work_stride);
+    const int64_t first = visible_to_all(run.job.call, row, real_queries(row)).begin / run.job.partition;
+    const auto decode = run.job.packed != nullptr ? run.level->packed_decode : run.level->decode;
+    decode(run.job, item.row, item.kv_head, first + item.part, run.partial(i), run.work + worker * run.work_stride);
   }
 }
 
@@ -188,11 +183,12 @@ void run_fold(void* arg, int64_t begin, int64_t end, int32_t) {
 
 void run_prefill(void* arg, int64_t begin, int64_t end, int32_t worker) {
   const Run& run = *static_cast<const Run*>(arg);
+  const auto prefill = run.job.packed != nullptr ? run.level->packed_prefill : run.level->prefill;
   for (int64_t i = begin; i < end; ++i) {
     const Item item = run.find(run.first_prefill, i);
     // Late tiles see more tokens: alternating with early ones, any contiguous share of the items costs about its part.
     const int64_t tile = item.part % 2 == 0 ? item.parts - 1 - item.part / 2 : item.part / 2;
-    run.level->prefill(run.job, item.row, item.kv_head, tile * kTileRows, run.work + worker * run.work_stride);
+    prefill(run.job, item.row, item.kv_head, tile * kTileRows, run.work + worker * run.work_stride);
   }
 }
 
@@ -233,7 +229,7 @@ void index_rows(Run* run) {
     if (span.count == 0) continue;
     if (is_decode(job, span.count)) {
       const TokenSpan seen = visible_to_all(job.call, row, span);
-      const int64_t parts = (seen.end + kPartition - 1) / kPartition - seen.begin / kPartition;
+      const int64_t parts = (seen.end + job.partition - 1) / job.partition - seen.begin / job.partition;
       decode += job.shape.kv_heads * (seen.end > seen.begin ? parts : 1);
     } else {
       prefill += job.shape.kv_heads * ((span.count * job.group + kTileRows - 1) / kTileRows);
@@ -245,18 +241,40 @@ void index_rows(Run* run) {
 
 }  // namespace
 
-size_t attend_scratch_bytes(const AttendShape& shape, int32_t workers) {
-  if (!served(shape)) return 0;
-  const Layout layout = layout_of(job_of(shape));
+AttendJob attend_job(const AttendShape& shape) {
+  AttendJob job = {};
+  job.shape = shape;
+  job.group = shape.q_heads / shape.kv_heads;
+  job.key_pad = round_up(shape.key_dim, kDimPad);
+  job.value_pad = round_up(shape.value_dim, kDimPad);
+  job.partition = kPartition;
+  return job;
+}
+
+uint64_t attend_job_scratch(const AttendJob& job, int32_t workers) {
+  const Layout layout = layout_of(job);
+  if (job.packed != nullptr) {  // a smaller call of the same workspace must not want more
+    return static_cast<uint64_t>(layout.fixed(greater(workers, 1)) +
+                                 greater(kPartialBytes, 4 * greater(workers, 1) * layout.partial));
+  }
   const int64_t partials = greater(lesser(kMaxPartials, kPartialBytes / layout.partial), 4 * greater(workers, 1));
-  return static_cast<size_t>(layout.fixed(greater(workers, 1)) + partials * layout.partial);
+  return static_cast<uint64_t>(layout.fixed(greater(workers, 1)) + partials * layout.partial);
+}
+
+size_t attend_scratch_bytes(const AttendShape& shape, int32_t workers) {
+  return served(shape) ? static_cast<size_t>(attend_job_scratch(attend_job(shape), workers)) : 0;
 }
 
 kvp_status attend(const AttendShape& shape, const AttendCall& call, const kvp_host_parallel* parallel, void* scratch,
                   size_t scratch_bytes) {
   if (!served(shape)) return is_float_type(shape.dtype) ? KVP_INVALID_ARGUMENT : KVP_UNSUPPORTED;
+  return attend_run(attend_job(shape), call, parallel, scratch, scratch_bytes);
+}
+
+kvp_status attend_run(AttendJob job, const AttendCall& call, const kvp_host_parallel* parallel, void* scratch,
+                      size_t scratch_bytes) {
   Run run = {};
-  run.job = job_of(shape);
+  run.job = job;
   if (!take_call(call, &run.job)) return KVP_INVALID_ARGUMENT;
   const int64_t batch = run.job.shape.batch;
   if (batch == 0 || run.job.shape.max_query == 0) return KVP_OK;

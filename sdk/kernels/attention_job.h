@@ -18,11 +18,15 @@ inline constexpr int64_t kTileRows = 256;      // q vectors that share a convert
 inline constexpr int64_t kDimPad = 32;         // dims are padded to two of the widest vectors
 inline constexpr int64_t kScoreStride = kPartition + 16;
 
+struct PackedCall;
+
 struct AttendJob {
   AttendShape shape;  // batch and max_query are those of the call
   AttendCall call;
   kvp_tensor bias;  // if call.bias is set: its copy, stride 0 wherever it is broadcast
   int64_t group, key_pad, value_pad;
+  int64_t partition;         // tokens of a decode item
+  const PackedCall* packed;  // where K and V lie if they are packed (packed_job.h), else NULL
 };
 
 // The queries of a row that are not padding: index of the first, how many.
@@ -43,7 +47,16 @@ struct KernelLevel {
   void (*finish)(const AttendJob&, int64_t row, int64_t kv_head, const float* state);
   // One tile from q vector `first` on. work: prefill_work_floats.
   void (*prefill)(const AttendJob&, int64_t row, int64_t kv_head, int64_t first, float* work);
+  // The same for a job with `packed`.
+  void (*packed_decode)(const AttendJob&, int64_t row, int64_t kv_head, int64_t partition, float* partial, float* work);
+  void (*packed_prefill)(const AttendJob&, int64_t row, int64_t kv_head, int64_t first, float* work);
 };
+
+AttendJob attend_job(const AttendShape& shape);
+// attend() of a job whose shape was served; scratch: attend_job_scratch.
+uint64_t attend_job_scratch(const AttendJob& job, int32_t workers);
+kvp_status attend_run(AttendJob job, const AttendCall& call, const kvp_host_parallel* parallel, void* scratch,
+                      size_t scratch_bytes);
 
 extern const KernelLevel kScalarLevel;
 #if defined(__x86_64__)
@@ -68,7 +81,7 @@ inline TokenSpan visible(const AttendCall& call, const AttendRow& row, int64_t p
   if (call.causal) s.end = lesser(s.end, position + 1);
   if (call.window > 0) s.begin = greater(s.begin, position - call.window + 1);
   if (call.chunk > 0) {
-    const int64_t start = position / call.chunk * call.chunk;
+    const int64_t start = (position + row.origin) / call.chunk * call.chunk - row.origin;
     s.begin = greater(s.begin, start);
     s.end = lesser(s.end, start + call.chunk);
   }

@@ -2,9 +2,9 @@
 // Few queries against one partition of a row: bound by reading K and V, so each is read once for all q vectors of the
 // K/V head.
 //
-// Three passes over at most kPartition tokens: scores (dot products over lanes, four tokens and up to kDotRows vectors
-// at a time), softmax, weighted sum of V (accumulators in registers over a block). A score, and the order in which a
-// row's tokens are summed, do not depend on which other tokens or vectors share a register tile.
+// Three passes over at most kPartition tokens: scores (dot products over lanes, kDotTokens tokens and up to kDotRows
+// vectors at a time), softmax, weighted sum of V (accumulators in registers over a block). A score, and the order in
+// which a row's tokens are summed, do not depend on which other tokens or vectors share a register tile.
 #pragma once
 
 #include "attention_job.h"
@@ -33,11 +33,11 @@ inline void prefetch_pair(const T* p, int64_t ahead) {
 }
 
 // Elements of one q vector in the caller's tensor.
-template <class T>
-inline const T* query_at(const AttendJob& job, int64_t row, int64_t kv_head, QuerySpan span, int64_t vector) {
+inline const void* query_at(const AttendJob& job, int64_t row, int64_t kv_head, QuerySpan span, int64_t vector) {
   const kvp_tensor& q = *job.call.q;
   const int64_t query = span.first + vector / job.group, head = kv_head * job.group + vector % job.group;
-  return static_cast<const T*>(q.data) + row * q.strides[0] + head * q.strides[1] + query * q.strides[2];
+  const int64_t at = row * q.strides[0] + head * q.strides[1] + query * q.strides[2];
+  return static_cast<const char*>(q.data) + at * (q.dtype_bits / 8);
 }
 
 // The bias of one q vector at row position 0, and its stride.
@@ -55,34 +55,44 @@ template <class T, int kRows>
 __attribute__((noinline)) void dot_rows(const float* q, int64_t q_stride, const T* k, int64_t k_stride, int64_t tokens,
                                         int64_t dim, float* scores) {
   const int64_t whole = dim / kPairLanes * kPairLanes, ahead = tokens_ahead<T>(k_stride) * k_stride;
-  for (int64_t t = 0; t < tokens; t += 4) {
-    const T* kt[4];
-    for (int i = 0; i < 4; ++i) kt[i] = k + lesser(t + i, tokens - 1) * k_stride;
-    V acc[kRows][4];
+  for (int64_t t = 0; t < tokens; t += kDotTokens) {
+    const T* kt[kDotTokens];
+    for (int i = 0; i < kDotTokens; ++i) kt[i] = k + lesser(t + i, tokens - 1) * k_stride;
+    V acc[kRows][kDotTokens];
     for (int r = 0; r < kRows; ++r) {
-      for (int i = 0; i < 4; ++i) acc[r][i] = zero();
+      for (int i = 0; i < kDotTokens; ++i) acc[r][i] = zero();
     }
     const auto step = [&](int64_t d, const Pair* kk) {
       for (int r = 0; r < kRows; ++r) {
         const V a = load(q + r * q_stride + d), b = load(q + r * q_stride + d + kLanes);
-        for (int i = 0; i < 4; ++i) acc[r][i] = mul_add(a, kk[i].a, acc[r][i]);
-        for (int i = 0; i < 4; ++i) acc[r][i] = mul_add(b, kk[i].b, acc[r][i]);
+        for (int i = 0; i < kDotTokens; ++i) acc[r][i] = mul_add(a, kk[i].a, acc[r][i]);
+        for (int i = 0; i < kDotTokens; ++i) acc[r][i] = mul_add(b, kk[i].b, acc[r][i]);
       }
     };
-    Pair kk[4];
+    Pair kk[kDotTokens];
     for (int64_t d = 0; d < whole; d += kPairLanes) {
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < kDotTokens; ++i) {
         kk[i] = load_pair(kt[i] + d);
         prefetch_pair(kt[i] + d, ahead);
       }
       step(d, kk);
     }
     if (whole < dim) {
-      for (int i = 0; i < 4; ++i) kk[i] = load_pair_first(kt[i] + whole, dim - whole);
+      for (int i = 0; i < kDotTokens; ++i) kk[i] = load_pair_first(kt[i] + whole, dim - whole);
       step(whole, kk);
     }
-    for (int r = 0; r < kRows; ++r)
-      store_sums(scores + r * kScoreStride + t, acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
+    if constexpr (kDotTokens == 4) {
+      for (int r = 0; r < kRows; ++r)
+        store_sums(scores + r * kScoreStride + t, acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
+    } else {
+      for (int r = 0; r < kRows; r += 2) {
+        const int next = r + 1 < kRows ? r + 1 : r;
+        float sums[4];
+        store_sums(sums, acc[r][0], acc[r][1], acc[next][0], acc[next][1]);
+        memcpy(scores + r * kScoreStride + t, sums, 2 * sizeof(float));
+        memcpy(scores + next * kScoreStride + t, sums + (next == r ? 0 : 2), 2 * sizeof(float));
+      }
+    }
   }
 }
 
@@ -114,11 +124,11 @@ __attribute__((noinline)) void sum_rows(const float* p, const T* v, int64_t v_st
   }
 }
 
-// All pairs of the dim for kRows vectors, two at a time.
+// All pairs of the dim for kRows vectors, kSumPairs at a time.
 template <class T, int kRows>
 void weighted_sum(const float* p, const T* v, int64_t v_stride, int64_t tokens, int64_t dim, float* acc,
                   int64_t acc_stride) {
-  constexpr int kPairs = 2;
+  constexpr int kPairs = kSumPairs;
   for (; dim > 0; dim -= kPairs * kPairLanes, v += kPairs * kPairLanes, acc += kPairs * kPairLanes) {
     const int64_t last = dim % kPairLanes;
     with_count<kPairs>((dim + kPairLanes - 1) / kPairLanes, [&](auto count) {
@@ -130,7 +140,8 @@ void weighted_sum(const float* p, const T* v, int64_t v_stride, int64_t tokens, 
 }
 
 // Scores of one q vector become weights. Tokens outside [begin, end) weigh nothing. The lanes that are summed follow
-// from positions in the partition.
+// from positions in the partition. kLoud: a score that is NaN makes the sum NaN instead of weighing nothing.
+template <bool kLoud>
 inline void softmax_row(float* s, int64_t begin, int64_t end, int64_t from, int64_t to, float softcap,
                         const float* bias, int64_t bias_stride, float* m_out, float* l_out) {
   if (softcap > 0) {
@@ -148,9 +159,10 @@ inline void softmax_row(float* s, int64_t begin, int64_t end, int64_t from, int6
   const V base = set1(m == kMinusInfinity ? 0.0f : m);
   V sum = zero();
   for (int64_t t = from; t < to; t += kLanes) {
-    const V p = exp_nonpositive(sub(load(s + t), base));
+    const V x = sub(load(s + t), base), p = exp_nonpositive(x);
     store(s + t, p);
     sum = add(sum, p);
+    if (kLoud) sum = add(sum, unless_number(x));
   }
   *m_out = m;
   *l_out = sum_lanes(sum);
@@ -178,7 +190,7 @@ void decode_typed(const AttendJob& job, int64_t b, int64_t kv_head, int64_t part
   float* s = q + n * key_pad;
   const V scale = set1(job.call.scale);
   for (int64_t r = 0; r < n; ++r) {
-    const T* source = query_at<T>(job, b, kv_head, span, r);
+    const T* source = static_cast<const T*>(query_at(job, b, kv_head, span, r));
     for (int64_t d = 0; d < key_dim; d += kPairLanes) {
       const Pair x = key_dim - d >= kPairLanes ? load_pair(source + d) : load_pair_first(source + d, key_dim - d);
       store(q + r * key_pad + d, mul(x.a, scale));
@@ -216,7 +228,8 @@ void decode_typed(const AttendJob& job, int64_t b, int64_t kv_head, int64_t part
       bias = bias_at(job, b, kv_head, span, r, &stride);
       bias += origin * stride;
     }
-    softmax_row(s + r * kScoreStride, own_begin, own_end, from, to, job.call.softcap, bias, stride, m + r, l + r);
+    softmax_row<false>(s + r * kScoreStride, own_begin, own_end, from, to, job.call.softcap, bias, stride, m + r,
+                       l + r);
   }
   for (int64_t r = n; r < partial_head(n); ++r) m[r] = kMinusInfinity, l[r] = 0;
 
@@ -274,7 +287,7 @@ inline void write_result(const AttendJob& job, int64_t b, int64_t query, int64_t
       l += first_lane(exp_nonpositive(set1(sink - m)));
     }
   }
-  const V scale = set1(l > 0 ? factor / l : 0.0f);
+  const V scale = set1(l != 0 ? factor / l : 0.0f);  // a sum that is NaN stays one
   const kvp_tensor& out = *job.call.out;
   const int64_t at = b * out.strides[0] + head * out.strides[1] + query * out.strides[2];
   const auto write = [&](auto* to) {
@@ -292,7 +305,7 @@ inline void write_result(const AttendJob& job, int64_t b, int64_t query, int64_t
   if (job.call.lse != nullptr) {
     const kvp_tensor& lse = *job.call.lse;
     static_cast<float*>(lse.data)[b * lse.strides[0] + head * lse.strides[1] + query * lse.strides[2]] =
-        l > 0 ? base + __builtin_logf(l) : kMinusInfinity;
+        l != 0 ? base + __builtin_logf(l) : kMinusInfinity;
   }
 }
 

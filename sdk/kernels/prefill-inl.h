@@ -100,6 +100,7 @@ const float* block_rows_or_direct(const T* source, int64_t stride, int64_t begin
 
 // Online softmax of scores[first..last)[kPanel]: leaves weights there and the factors for what was summed before.
 // bounds: NULL, or first and one past the last visible token of each lane, relative to the block.
+template <bool kLoud>
 inline void softmax_panel(const Panel& panel, float* scores, int64_t first, int64_t last, float softcap,
                           const float* bounds, float* factor) {
   const V lowest = set1(kMinusInfinity), cap = set1(softcap), inverse = set1(softcap > 0 ? 1.0f / softcap : 0.0f);
@@ -124,9 +125,10 @@ inline void softmax_panel(const Panel& panel, float* scores, int64_t first, int6
     const V shrink = exp_nonpositive(sub(old, base));
     V sum = mul(load(panel.l + j), shrink);
     for (int64_t t = first; t < last; ++t) {
-      const V p = exp_nonpositive(sub(load(s + t * kPanel), base));
+      const V x = sub(load(s + t * kPanel), base), p = exp_nonpositive(x);
       store(s + t * kPanel, p);
       sum = add(sum, p);
+      if (kLoud) sum = add(sum, unless_number(x));
     }
     store(panel.m + j, top);
     store(panel.l + j, sum);
@@ -134,8 +136,16 @@ inline void softmax_panel(const Panel& panel, float* scores, int64_t first, int6
   }
 }
 
-template <class T>
-void prefill_typed(const AttendJob& job, int64_t b, int64_t kv_head, int64_t first_vector, float* work) {
+// K and V of one block as float32 rows.
+struct BlockRows {
+  const float *k, *v;
+  int64_t k_stride, v_stride;
+};
+
+// T: elements of q. rows(block, begin, end, k_buffer, v_buffer, spare) gives the rows of a block, zeros or what the
+// cache holds outside of [begin, end); spare: scratch of its own. kLoud: as in softmax_row.
+template <class T, bool kLoud, class Rows>
+void prefill_tile(const AttendJob& job, int64_t b, int64_t kv_head, int64_t first_vector, float* work, Rows&& rows_of) {
   const AttendRow& row = job.call.rows[b];
   const QuerySpan span = real_queries(row);
   const int64_t n = lesser(kTileRows, span.count * job.group - first_vector);
@@ -171,7 +181,7 @@ void prefill_typed(const AttendJob& job, int64_t b, int64_t kv_head, int64_t fir
                  {seen_by(r0).begin, seen_by(r0 + rows - 1).end},
                  {seen_by(r0 + rows - 1).begin, seen_by(r0).end}};
     for (int64_t r = 0; r < rows; ++r) {
-      const T* source = query_at<T>(job, b, kv_head, span, first_vector + r0 + r);
+      const T* source = static_cast<const T*>(query_at(job, b, kv_head, span, first_vector + r0 + r));
       for (int64_t d = 0; d < key_dim; d += kLanes) {
         const V x = key_dim - d >= kLanes ? load(source + d) : load_first(source + d, key_dim - d);
         store(k_buffer + r * key_pad + d, mul(x, set1(job.call.scale)));
@@ -189,12 +199,9 @@ void prefill_typed(const AttendJob& job, int64_t b, int64_t kv_head, int64_t fir
     const int64_t origin = block * kBlockTokens;
     const int64_t begin = greater(tile.begin - origin, 0), end = lesser(tile.end - origin, kBlockTokens);
     if (begin >= end) break;
-    const KvBlock& kv = row.blocks[block - row.first_block];
-    int64_t k_stride, v_stride;
-    const float* k = block_rows_or_direct(static_cast<const T*>(kv.k) + kv_head * kv.k_head_stride, kv.k_token_stride,
-                                          begin, end, key_dim, key_pad, 1, k_buffer, &k_stride);
-    const float* v = block_rows_or_direct(static_cast<const T*>(kv.v) + kv_head * kv.v_head_stride, kv.v_token_stride,
-                                          begin, end, value_dim, value_pad, kLanes, v_buffer, &v_stride);
+    const BlockRows kv = rows_of(block, begin, end, k_buffer, v_buffer, bounds + 2 * kPanel);
+    const float *k = kv.k, *v = kv.v;
+    const int64_t k_stride = kv.k_stride, v_stride = kv.v_stride;
     for (int64_t p = 0; p < panel_count; ++p) {
       const Panel& panel = panels[p];
       const int64_t from = greater(panel.any.begin - origin, 0) / kTokenTile * kTokenTile;
@@ -234,7 +241,7 @@ void prefill_typed(const AttendJob& job, int64_t b, int64_t kv_head, int64_t fir
           }
         }
       }
-      softmax_panel(panel, scores, from, to, softcap, edge ? bounds : nullptr, factor);
+      softmax_panel<kLoud>(panel, scores, from, to, softcap, edge ? bounds : nullptr, factor);
       for (int64_t j = 0; j < value_vectors; j += kRowVectors) {
         with_count<kRowVectors>(value_vectors - j, [&](auto count) {
           constexpr int kVectors = decltype(count)::value, kRows = kRowVectors >= 4 && kVectors <= 2 ? 8 : 4;
@@ -252,6 +259,21 @@ void prefill_typed(const AttendJob& job, int64_t b, int64_t kv_head, int64_t fir
     write_result(job, b, span.first + vector / job.group, kv_head * job.group + vector % job.group, m[r], l[r],
                  acc + r * value_pad);
   }
+}
+
+template <class T>
+void prefill_typed(const AttendJob& job, int64_t b, int64_t kv_head, int64_t first_vector, float* work) {
+  const AttendRow& row = job.call.rows[b];
+  const auto rows = [&](int64_t block, int64_t begin, int64_t end, float* k_buffer, float* v_buffer, float*) {
+    const KvBlock& kv = row.blocks[block - row.first_block];
+    BlockRows x;
+    x.k = block_rows_or_direct(static_cast<const T*>(kv.k) + kv_head * kv.k_head_stride, kv.k_token_stride, begin, end,
+                               job.shape.key_dim, job.key_pad, 1, k_buffer, &x.k_stride);
+    x.v = block_rows_or_direct(static_cast<const T*>(kv.v) + kv_head * kv.v_head_stride, kv.v_token_stride, begin, end,
+                               job.shape.value_dim, job.value_pad, kLanes, v_buffer, &x.v_stride);
+    return x;
+  };
+  prefill_tile<T, false>(job, b, kv_head, first_vector, work, rows);
 }
 
 void prefill(const AttendJob& job, int64_t b, int64_t kv_head, int64_t first_vector, float* work) {

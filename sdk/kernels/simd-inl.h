@@ -43,7 +43,9 @@ struct Pair {
   V a, b;
 };
 inline constexpr int kLanes = 16;
-inline constexpr int kDotRows = 4;     // rows that share a loaded K or V vector in decode
+inline constexpr int kDotRows = 4;    // decode: q vectors that share a loaded K or V vector, so that the usual groups
+inline constexpr int kDotTokens = 4;  // read each once; tokens (scores) and pairs of the dim (output) beside them
+inline constexpr int kSumPairs = 2;
 inline constexpr int kRowVectors = 4;  // prefill: register tile, row vectors (scores) and value vectors (output)
 inline constexpr int kTokenTile = 4;
 
@@ -137,7 +139,11 @@ inline void store_first(Bf16* p, V x, int64_t n) {  // round to nearest even, a 
 
 #else
 
-inline constexpr int kDotRows = 2;
+#if defined(__AVX2__)
+inline constexpr int kDotRows = 4, kDotTokens = 2, kSumPairs = 1;
+#else
+inline constexpr int kDotRows = 2, kDotTokens = 4, kSumPairs = 2;
+#endif
 inline constexpr int kRowVectors = 2;
 inline constexpr int kTokenTile = 4;
 
@@ -314,6 +320,9 @@ inline void with_count(int64_t n, F&& f) {
   }
   f(Count<kMax>());
 }
+
+// 0, or NaN where x is one.
+inline V unless_number(V x) { return select_ge(x, set1(-__builtin_inff()), zero(), set1(__builtin_nanf(""))); }
 
 inline float first_lane(V x) {
   float t[kLanes];

@@ -38,6 +38,7 @@ struct AttendRow {
   int64_t q_position;
   int64_t q_count;      // queries of this row, the rest up to Sq is right padding: out 0, lse -inf
   int64_t bias_column;  // column of `bias` that belongs to row position 0 (pad - kv_offset)
+  int64_t origin = 0;   // added to positions where chunks are counted
 };
 
 struct AttendShape {

@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+// Few queries against one partition of packed K/V: scores tile by tile, softmax, weighted sum chunk by chunk, all query
+// vectors of the K/V head at once.
+//
+// With x = code * scale + offset and c the middle of the codes, q.x = scale * (q'.code + c * sum(q - q')) + offset *
+// sum(q), where q' is q rounded to integer factors: rounding costs only what is multiplied with (code - c). Groups
+// along tokens fold the scale into q (keys) before rounding, groups along the head dimension fold it into the weights
+// (values). A scale or offset that is NaN reaches every result it has a weight in.
+#pragma once
+
+#include "decode-inl.h"
+#include "packed_dot-inl.h"
+
+namespace kvplug::sdk {
+namespace {
+
+inline constexpr int64_t kPackedStride = kPackedPartition + 16;
+
+// What one vector has for one group: idot * a + b, and the factor of the offset.
+struct GroupTerms {
+  float a, b, c;
+};
+
+inline void load_floats(kvp_dtype type, const void* from, int64_t at, int64_t n, float* to) {
+  const auto convert = [&](const auto* p) {
+    for (int64_t i = 0; i < n; i += kLanes) {
+      store(to + i, n - i >= kLanes ? load(p + at + i) : load_first(p + at + i, n - i));
+    }
+  };
+  if (type.bits == 32) {
+    convert(static_cast<const float*>(from));
+  } else if (type.code == KVP_DTYPE_BFLOAT) {
+    convert(static_cast<const Bf16*>(from));
+  } else {
+    convert(static_cast<const F16*>(from));
+  }
+}
+
+// Scales or offsets of the tile for each group along the head dimension: to[group][16], groups `stride` apart.
+inline void load_tile_groups(const PackedSide& side, const void* from, float* to, int64_t stride) {
+  for (int64_t g = 0; g < side.groups; ++g) {
+    load_floats(side.form.scale_dtype, from, g * kTileTokens, kTileTokens, to + g * stride);
+  }
+}
+inline void load_channels(const PackedSide& side, const void* from, int64_t token, float* to) {
+  const int64_t dim = side.form.head_dim;
+  load_floats(side.form.scale_dtype, from, token / side.form.group_size * dim, dim, to);
+  for (int64_t d = dim; d < units_of(dim) * 16; ++d) to[d] = 0;
+}
+
+struct ScoreArgs {
+  UnitList list;
+  int64_t groups, units, group_units;  // units of a tile, of a group
+  const GroupTerms* terms;             // [vector][groups]
+  const float *scale, *offset;         // [groups][16]; NULL: in the terms
+  float* scores;                       // of the tile
+};
+
+// Not inlined: the register tile is the function.
+template <int kBits, int kHeads>
+__attribute__((noinline)) void score_packed(const ScoreArgs& args) {
+  UnitList list = args.list;
+  const int64_t groups = args.groups, group_units = args.group_units, units = args.units;
+  const GroupTerms* terms = args.terms;
+  const float *scales = args.scale, *offsets = args.offset;
+  float* scores = args.scores;
+  for (int64_t g = 0; g < groups; ++g) {
+    list.u = g * group_units;
+    list.n = lesser(group_units, units - list.u);
+    list.w = args.list.w + list.u * kUnitWords<kBits>;
+    I sum[kHeads][kRowVectors64];
+    dot_units<kBits, kHeads>(list, sum);
+    for (int v = 0; v < kRowVectors64; ++v) {
+      const V scale = scales != nullptr ? load(scales + g * kTileTokens + v * kLanes) : zero();
+      const V offset = scales != nullptr ? load(offsets + g * kTileTokens + v * kLanes) : zero();
+      for (int h = 0; h < kHeads; ++h) {
+        const GroupTerms& x = terms[h * groups + g];
+        V y = mul_add(to_float(sum[h][v]), set1(x.a), set1(x.b));
+        float* to = scores + h * kPackedStride + v * kLanes;
+        if (scales != nullptr) y = mul_add(scale, y, mul(offset, set1(x.c)));
+        store(to, g == 0 ? y : add(load(to), y));
+      }
+    }
+  }
+}
+
+struct SumArgs {
+  UnitList list;                // u, w: of dim tile 0 and group 0
+  int64_t units, group_units;   // dim tiles, of a group
+  int64_t groups, group_words;  // of the terms; between the factors of two groups
+  const GroupTerms* terms;      // [vector][groups]
+  const float *scale, *offset;  // [dim]; NULL: in the terms
+  float* acc;
+  int64_t acc_stride;
+};
+
+template <int kBits, int kHeads>
+__attribute__((noinline)) void sum_packed(const SumArgs& args) {
+  UnitList list = args.list;
+  const int64_t groups = args.groups, group_units = args.group_units, units = args.units;
+  const int64_t group_words = args.group_words, acc_stride = args.acc_stride;
+  const GroupTerms* terms = args.terms;
+  const float *scales = args.scale, *offsets = args.offset;
+  float* acc = args.acc;
+  for (int64_t u = 0, g = 0, left = group_units; u < units; ++u) {
+    list.u = u;
+    I sum[kHeads][kRowVectors64];
+    dot_units<kBits, kHeads>(list, sum);
+    for (int v = 0; v < kRowVectors64; ++v) {
+      const int64_t d = u * 16 + v * kLanes;
+      const V scale = scales != nullptr ? load(scales + d) : zero();
+      const V offset = scales != nullptr ? load(offsets + d) : zero();
+      for (int h = 0; h < kHeads; ++h) {
+        const GroupTerms& x = terms[h * groups + g];
+        V y = mul_add(to_float(sum[h][v]), set1(x.a), set1(x.b));
+        if (scales != nullptr) y = mul_add(scale, y, mul(offset, set1(x.c)));
+        float* to = acc + h * acc_stride + d;
+        store(to, add(load(to), y));
+      }
+    }
+    if (--left == 0) {
+      list.w += group_words;
+      left = group_units;
+      ++g;
+    }
+  }
+}
+
+template <class F>
+inline void with_bits(int bits, F&& f) {
+  switch (bits) {
+    case 1: return f(Count<1>());
+    case 2: return f(Count<2>());
+    case 3: return f(Count<3>());
+    case 4: return f(Count<4>());
+    default: return f(Count<8>());
+  }
+}
+
+// One call's view of a work item.
+struct PackedItem {
+  const PackedCall* call;
+  int64_t row, kv_head, n;     // q vectors
+  int64_t origin, begin, end;  // of the partition; whole tiles in it that are looked at
+};
+
+// A carver of the worker's scratch.
+struct Carver {
+  float* at;
+  float* take(int64_t n) {
+    float* p = at;
+    at += round_up(n, 16);
+    return p;
+  }
+};
+
+inline float sum_of(const float* x, int64_t n) {
+  V sum = zero();
+  for (int64_t i = 0; i < n; i += kLanes) sum = add(sum, load(x + i));
+  return sum_lanes(sum);
+}
+
+// q [n][key_pad] -> scores [n][kPackedStride].
+template <int kBits>
+void packed_scores(const PackedItem& item, const float* q, int64_t key_pad, float* scores, Carver work) {
+  const PackedSide& side = item.call->k;
+  const int64_t dim = side.form.head_dim, units = units_of(dim), groups = side.groups;
+  const int64_t word_stride = units * kUnitWords<kBits>;
+  const bool folded = along_tokens(side);
+  int32_t* words = reinterpret_cast<int32_t*>(work.take(item.n * key_pad / 2));
+  GroupTerms* terms = reinterpret_cast<GroupTerms*>(work.take(3 * item.n * groups));
+  float* scale = work.take(folded ? key_pad : groups * kTileTokens);
+  float* offset = work.take(folded ? key_pad : groups * kTileTokens);
+  float* scaled = work.take(key_pad);
+  const int64_t group_units = folded ? units : lesser(units, (side.form.group_size + 15) / 16);
+
+  if (!folded) {
+    for (int64_t r = 0; r < item.n; ++r) {
+      for (int64_t g = 0; g < groups; ++g) {
+        const int64_t u = g * group_units, size = 16 * lesser(group_units, units - u);
+        const float* x = q + r * key_pad + u * 16;
+        const Factors f = quantize<kBits>(x, size, words + r * word_stride + u * kUnitWords<kBits>);
+        terms[r * groups + g] = {f.scale, kMiddle<kBits> * f.lost, sum_of(x, size)};
+      }
+    }
+  }
+
+  PageCursor cursor(*item.call, item.row, item.origin + item.begin);
+  const char* folded_scale = nullptr;
+  int64_t folded_group = -1;
+  for (int64_t t = item.begin; t < item.end; t += kTileTokens) {
+    int64_t inside;
+    const kvp_qpage& page = cursor.seek(item.origin + t, &inside);
+    const PackedTile tile = tile_at(side, page, inside, item.kv_head);
+    if (!folded) {
+      load_tile_groups(side, tile.scale, scale, kTileTokens);
+      load_tile_groups(side, tile.zero, offset, kTileTokens);
+    } else if (tile.scale != folded_scale || tile.token / side.form.group_size != folded_group) {
+      folded_scale = tile.scale;
+      folded_group = tile.token / side.form.group_size;
+      load_channels(side, tile.scale, tile.token, scale);
+      load_channels(side, tile.zero, tile.token, offset);
+      for (int64_t r = 0; r < item.n; ++r) {
+        V constant = zero();
+        for (int64_t d = 0; d < units * 16; d += kLanes) {
+          const V x = load(q + r * key_pad + d), y = mul(x, load(scale + d));
+          store(scaled + d, y);
+          constant = mul_add(x, load(offset + d), mul_add(y, zero(), constant));
+        }
+        const Factors f = quantize<kBits>(scaled, units * 16, words + r * word_stride);
+        terms[r] = {f.scale, kMiddle<kBits> * f.lost + sum_lanes(constant), 0};
+      }
+    }
+    for (int64_t r = 0; r < item.n; r += kPackedHeads) {
+      const ScoreArgs args = {{&tile.data, 0, 0, 1, units, side.high_plane, words + r * word_stride, word_stride},
+                              groups,
+                              units,
+                              group_units,
+                              terms + r * groups,
+                              folded ? nullptr : scale,
+                              folded ? nullptr : offset,
+                              scores + r * kPackedStride + t};
+      with_count<kPackedHeads>(item.n - r, [&](auto count) { score_packed<kBits, decltype(count)::value>(args); });
+    }
+  }
+}
+
+// acc [n][value_pad] += weights [n][kPackedStride] times V.
+template <int kBits>
+void packed_sum(const PackedItem& item, const float* weights, float* acc, int64_t value_pad, Carver work) {
+  const PackedSide& side = item.call->v;
+  const int64_t dim = side.form.head_dim, units = units_of(dim), groups = side.groups;
+  const int64_t group_words = kPackedChunk / 16 * kUnitWords<kBits>, word_stride = groups * group_words;
+  const bool channels = along_tokens(side);
+  int32_t* words = reinterpret_cast<int32_t*>(work.take(item.n * groups * 32));
+  GroupTerms* terms = reinterpret_cast<GroupTerms*>(work.take(3 * item.n * groups));
+  float* scale = work.take(channels ? value_pad : groups * kPackedChunk);
+  float* offset = work.take(channels ? value_pad : groups * kPackedChunk);
+  float* scaled = work.take(kPackedChunk);
+  const int64_t group_units = channels ? units : lesser(units, (side.form.group_size + 15) / 16);
+
+  PageCursor cursor(*item.call, item.row, item.origin + item.begin);
+  for (int64_t t = item.begin; t < item.end;) {
+    const int64_t limit = lesser(item.end, (t / kPackedChunk + 1) * kPackedChunk);
+    const uint8_t* tiles[kPackedChunk / kTileTokens];
+    const char* chunk_scale = nullptr;
+    int64_t n = 0, chunk_group = 0;
+    for (; t + n * kTileTokens < limit; ++n) {
+      int64_t inside;
+      const kvp_qpage& page = cursor.seek(item.origin + t + n * kTileTokens, &inside);
+      const PackedTile tile = tile_at(side, page, inside, item.kv_head);
+      if (channels) {
+        const int64_t group = tile.token / side.form.group_size;
+        if (n > 0 && (tile.scale != chunk_scale || group != chunk_group)) break;
+        chunk_scale = tile.scale;
+        chunk_group = group;
+        if (n == 0) {
+          load_channels(side, tile.scale, tile.token, scale);
+          load_channels(side, tile.zero, tile.token, offset);
+        }
+      } else {
+        load_tile_groups(side, tile.scale, scale + n * kTileTokens, kPackedChunk);
+        load_tile_groups(side, tile.zero, offset + n * kTileTokens, kPackedChunk);
+      }
+      tiles[n] = tile.data;
+    }
+
+    const int64_t tokens = n * kTileTokens;
+    for (int64_t r = 0; r < item.n; ++r) {
+      const float* p = weights + r * kPackedStride + t;
+      if (channels) {
+        const Factors f = quantize<kBits>(p, tokens, words + r * word_stride);
+        terms[r] = {f.scale, kMiddle<kBits> * f.lost, sum_of(p, tokens)};
+        continue;
+      }
+      for (int64_t g = 0; g < groups; ++g) {
+        V constant = zero();
+        for (int64_t i = 0; i < tokens; i += kLanes) {
+          const V x = load(p + i);  // a token that weighs nothing may be masked: whatever it holds is nobody's
+          const V s = select_ge(zero(), x, zero(), load(scale + g * kPackedChunk + i));
+          const V o = select_ge(zero(), x, zero(), load(offset + g * kPackedChunk + i));
+          const V y = mul(x, s);
+          store(scaled + i, y);
+          constant = mul_add(x, o, mul_add(y, zero(), constant));
+        }
+        const Factors f = quantize<kBits>(scaled, tokens, words + r * word_stride + g * group_words);
+        terms[r * groups + g] = {f.scale, kMiddle<kBits> * f.lost + sum_lanes(constant), 0};
+      }
+    }
+    for (int64_t r = 0; r < item.n; r += kPackedHeads) {
+      const SumArgs args = {{tiles, 1, 0, 0, n, side.high_plane, words + r * word_stride, word_stride},
+                            units,
+                            group_units,
+                            groups,
+                            group_words,
+                            terms + r * groups,
+                            channels ? scale : nullptr,
+                            channels ? offset : nullptr,
+                            acc + r * value_pad,
+                            value_pad};
+      with_count<kPackedHeads>(item.n - r, [&](auto count) { sum_packed<kBits, decltype(count)::value>(args); });
+    }
+    t += tokens;
+  }
+}
+
+void packed_decode(const AttendJob& job, int64_t b, int64_t kv_head, int64_t partition, float* partial, float* work) {
+  const AttendRow& row = job.call.rows[b];
+  const QuerySpan span = real_queries(row);
+  const int64_t n = span.count * job.group, key_dim = job.shape.key_dim;
+  const int64_t key_pad = job.key_pad, value_pad = job.value_pad;
+  const TokenSpan seen = visible_to_all(job.call, row, span);
+  const int64_t origin = partition * kPackedPartition;
+  const int64_t begin = greater(seen.begin - origin, 0) / kTileTokens * kTileTokens;
+  const int64_t end = round_up(lesser(seen.end - origin, kPackedPartition), kTileTokens);
+  float* m = partial;
+  float* l = m + partial_head(n);
+  float* acc = l + partial_head(n);
+  memset(acc, 0, static_cast<size_t>(n * value_pad) * sizeof(float));
+  for (int64_t r = 0; r < partial_head(n); ++r) m[r] = kMinusInfinity, l[r] = 0;
+  if (seen.begin >= seen.end || begin >= end) return;
+
+  Carver carver = {work};
+  float* q = carver.take(n * key_pad);
+  float* s = carver.take(n * kPackedStride);
+  memset(q, 0, static_cast<size_t>(n * key_pad) * sizeof(float));
+  for (int64_t r = 0; r < n; ++r) {
+    float* to = q + r * key_pad;
+    load_floats(job.shape.dtype, query_at(job, b, kv_head, span, r), 0, key_dim, to);
+    for (int64_t d = 0; d < key_dim; d += kLanes) store(to + d, mul(load(to + d), set1(job.call.scale)));
+  }
+  const PackedItem item = {job.packed, b, kv_head, n, origin, begin, end};
+  with_bits(job.packed->k.form.bits,
+            [&](auto bits) { packed_scores<decltype(bits)::value>(item, q, key_pad, s, carver); });
+  for (int64_t r = 0; r < n; ++r) {
+    const TokenSpan own = visible(job.call, row, row.q_position + span.first + r / job.group);
+    const int64_t own_begin = lesser(greater(own.begin - origin, begin), end);
+    const int64_t own_end = greater(lesser(own.end - origin, end), own_begin);
+    softmax_row<true>(s + r * kPackedStride, own_begin, own_end, begin, end, job.call.softcap, nullptr, 0, m + r,
+                      l + r);
+  }
+  with_bits(job.packed->v.form.bits,
+            [&](auto bits) { packed_sum<decltype(bits)::value>(item, s, acc, value_pad, carver); });
+}
+
+}  // namespace
+}  // namespace kvplug::sdk

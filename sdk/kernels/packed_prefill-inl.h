@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Many queries against packed K/V: a block of tokens is unpacked to float32 once for a tile of q vectors, the rest is
+// prefill-inl.h.
+#pragma once
+
+#include "packed_decode-inl.h"
+#include "prefill-inl.h"
+
+namespace kvplug::sdk {
+namespace {
+
+// Tokens [begin, end) of block `block` of the row as rows of float32, zeros around them. spare: codes of a tile, then
+// scales and offsets of it.
+inline void unpack_rows(const PackedCall& call, const PackedSide& side, int64_t row, int64_t kv_head, int64_t block,
+                        int64_t begin, int64_t end, int64_t pad, float* rows, float* spare) {
+  const int64_t dim = side.form.head_dim, step = side.form.group_size;
+  const bool channels = along_tokens(side);
+  uint8_t* codes = reinterpret_cast<uint8_t*>(spare);
+  float* scale = spare + kTileTokens * pad / 4;
+  float* offset = scale + 16 * pad;
+  PageCursor cursor(call, row, block * kBlockTokens + begin / kTileTokens * kTileTokens);
+  for (int64_t t = begin / kTileTokens * kTileTokens; t < end; t += kTileTokens) {
+    int64_t inside;
+    const kvp_qpage& page = cursor.seek(block * kBlockTokens + t, &inside);
+    const PackedTile tile = tile_at(side, page, inside, kv_head);
+    unpack_tile(side.form, reinterpret_cast<const std::byte*>(tile.data), codes);
+    if (channels) {
+      load_channels(side, tile.scale, tile.token, scale);
+      load_channels(side, tile.zero, tile.token, offset);
+    } else {
+      load_tile_groups(side, tile.scale, scale, kTileTokens);
+      load_tile_groups(side, tile.zero, offset, kTileTokens);
+    }
+    for (int64_t i = 0; i < kTileTokens; ++i) {
+      float* to = rows + (t + i) * pad;
+      for (int64_t d = 0; d < dim; d += kLanes) {  // the codes of the last row end in scratch
+        const int64_t g = channels ? 0 : d / step * kTileTokens + i;
+        const V s = channels ? load(scale + d) : set1(scale[g]), o = channels ? load(offset + d) : set1(offset[g]);
+        store(to + d, mul_add(widen_bytes(codes + i * dim + d), s, o));
+      }
+    }
+  }
+  memset(rows, 0, static_cast<size_t>(begin * pad) * sizeof(float));
+  memset(rows + end * pad, 0, static_cast<size_t>((kBlockTokens - end) * pad) * sizeof(float));
+}
+
+template <class T>
+void packed_prefill_typed(const AttendJob& job, int64_t b, int64_t kv_head, int64_t first_vector, float* work) {
+  const PackedCall& call = *job.packed;
+  prefill_tile<T, true>(job, b, kv_head, first_vector, work,
+                        [&](int64_t block, int64_t begin, int64_t end, float* k_buffer, float* v_buffer, float* spare) {
+                          unpack_rows(call, call.k, b, kv_head, block, begin, end, job.key_pad, k_buffer, spare);
+                          unpack_rows(call, call.v, b, kv_head, block, begin, end, job.value_pad, v_buffer, spare);
+                          return BlockRows{k_buffer, v_buffer, job.key_pad, job.value_pad};
+                        });
+}
+
+void packed_prefill(const AttendJob& job, int64_t b, int64_t kv_head, int64_t first_vector, float* work) {
+  if (job.shape.dtype.bits == 32) return packed_prefill_typed<float>(job, b, kv_head, first_vector, work);
+  if (job.shape.dtype.code == KVP_DTYPE_BFLOAT) {
+    return packed_prefill_typed<Bf16>(job, b, kv_head, first_vector, work);
+  }
+  packed_prefill_typed<F16>(job, b, kv_head, first_vector, work);
+}
+
+}  // namespace
+}  // namespace kvplug::sdk

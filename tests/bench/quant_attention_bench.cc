@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention over packed K/V beside our own over bfloat16 and a plain read of the same bytes, in one run: every sample
+// takes one layer of each case in turn, so that a slow moment of the machine meets all of them. Medians. "cold" walks
+// through about 1 GiB, "hot" repeats one layer. Every case checks its answer. One JSON object a line on stdout.
+#include <kvplug/sdk/packed_attention.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <kvplug/sdk/attention.h>
+
+#include "pool.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+namespace sdk = kvplug::sdk;
+using kvplug::bench::Pool;
+using kvplug::bench::seconds;
+
+constexpr kvp_dtype kF32 = {KVP_DTYPE_FLOAT, 32, 1}, kB16 = {KVP_DTYPE_BFLOAT, 16, 1}, kU8 = {KVP_DTYPE_UINT, 8, 1};
+constexpr kvp_dtype kF16 = {KVP_DTYPE_FLOAT, 16, 1};
+constexpr int64_t kPageTokens = 1024;
+
+struct Buffer {
+  unsigned char* data;
+  explicit Buffer(size_t bytes)
+      : data(static_cast<unsigned char*>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096))) {
+    std::memset(data, 0, bytes);
+  }
+  ~Buffer() { std::free(data); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+};
+
+kvp_tensor tensor_of(void* data, kvp_dtype t, std::initializer_list<int64_t> shape) {
+  kvp_tensor out = {};
+  out.data = data, out.device_type = KVP_DEVICE_CPU;
+  out.dtype_code = t.code, out.dtype_bits = t.bits, out.dtype_lanes = t.lanes;
+  out.ndim = static_cast<int32_t>(shape.size());
+  std::copy(shape.begin(), shape.end(), out.shape);
+  int64_t stride = 1;
+  for (int i = out.ndim - 1; i >= 0; stride *= out.shape[i--]) out.strides[i] = stride;
+  return out;
+}
+
+uint64_t mix(uint64_t i) {
+  i = (i + 1) * 0x9e3779b97f4a7c15ull;
+  return (i ^ (i >> 29)) * 0xbf58476d1ce4e5b9ull;
+}
+float value_at(uint64_t i) { return static_cast<float>(static_cast<int64_t>(mix(i) >> 57) - 64) / 64; }
+
+struct Shape {
+  int64_t q_heads, kv_heads, dim, context, queries;
+};
+
+// One way to hold K/V: runs one layer.
+struct Case {
+  virtual ~Case() = default;
+  virtual bool attend(size_t layer, const kvp_host_parallel* parallel) = 0;
+  virtual double worst() const = 0;  // of some outputs, from a plain computation, relative to the values' size
+  std::string name;
+  size_t bytes = 0, layers = 1;  // of a layer; laid out
+};
+
+// Worst difference over two heads and queries; value(is_v, head, token, d).
+template <class Value>
+double worst_of(const Shape& s, const float* q, const float* out, Value value) {
+  double bad = 0;
+  const int64_t group = s.q_heads / s.kv_heads;
+  for (int64_t h = 0; h < s.q_heads; h += std::max<int64_t>(1, s.q_heads - 1)) {
+    for (int64_t i = 0; i < s.queries; i += std::max<int64_t>(1, s.queries - 1)) {
+      const int64_t at = (h * s.queries + i) * s.dim;
+      std::vector<double> o(static_cast<size_t>(s.dim));
+      double sum = 0;
+      for (int64_t t = 0; t < s.context; ++t) {
+        double score = 0;
+        for (int64_t d = 0; d < s.dim; ++d) score += static_cast<double>(q[at + d]) * value(false, h / group, t, d);
+        const double w = std::exp(score / std::sqrt(static_cast<double>(s.dim)));
+        sum += w;
+        for (int64_t d = 0; d < s.dim; ++d) o[static_cast<size_t>(d)] += w * value(true, h / group, t, d);
+      }
+      for (int64_t d = 0; d < s.dim; ++d) {
+        bad = std::max(bad, std::fabs(static_cast<double>(out[at + d]) - o[static_cast<size_t>(d)] / sum));
+      }
+    }
+  }
+  return bad;
+}
+
+struct Common : Case {
+  Shape s;
+  Buffer q, out, lse;
+  explicit Common(const Shape& shape)
+      : s(shape),
+        q(static_cast<size_t>(s.q_heads * s.queries * s.dim * 4)),
+        out(static_cast<size_t>(s.q_heads * s.queries * s.dim * 4)),
+        lse(static_cast<size_t>(s.q_heads * s.queries * 4)) {
+    for (int64_t i = 0; i < s.q_heads * s.queries * s.dim; ++i) {
+      reinterpret_cast<float*>(q.data)[i] = value_at(static_cast<uint64_t>(i * 3 + 7));
+    }
+  }
+  float scale() const { return 1 / std::sqrt(static_cast<float>(s.dim)); }
+};
+
+struct Plain : Common {
+  kvp_dtype type;
+  Buffer kv, q16;
+  sdk::AttendShape shape;
+  Buffer scratch;
+  size_t scratch_bytes;
+
+  static size_t layer_bytes(const Shape& s) { return static_cast<size_t>(2 * s.kv_heads * s.context * s.dim * 2); }
+  uint16_t narrow(float x) const {  // exact: multiples of 1/64 below 1
+    uint32_t u;
+    std::memcpy(&u, &x, 4);
+    if (type.code == KVP_DTYPE_BFLOAT) return static_cast<uint16_t>(u >> 16);
+    return static_cast<uint16_t>(u == 0 ? 0 : (u >> 16 & 0x8000) | ((u & 0x7fffffff) - 0x38000000) >> 13);
+  }
+  Plain(const Shape& x, kvp_dtype t, size_t n, int32_t workers)
+      : Common(x),
+        type(t),
+        kv(layer_bytes(x) * n),
+        q16(static_cast<size_t>(x.q_heads * x.queries * x.dim * 2)),
+        shape{1, x.q_heads, x.kv_heads, x.queries, x.dim, x.dim, t},
+        scratch(sdk::attend_scratch_bytes(shape, workers)),
+        scratch_bytes(sdk::attend_scratch_bytes(shape, workers)) {
+    name = t.code == KVP_DTYPE_BFLOAT ? "bf16" : "f16";
+    bytes = layer_bytes(x), layers = n;
+    uint16_t* to = reinterpret_cast<uint16_t*>(kv.data);
+    for (size_t i = 0; i < bytes / 2; ++i) to[i] = narrow(value_at(i));
+    for (size_t l = 1; l < n; ++l) std::memcpy(kv.data + l * bytes, kv.data, bytes);
+    for (int64_t i = 0; i < s.q_heads * s.queries * s.dim; ++i) {
+      reinterpret_cast<uint16_t*>(q16.data)[i] = narrow(reinterpret_cast<float*>(q.data)[i]);
+    }
+  }
+  bool attend(size_t layer, const kvp_host_parallel* parallel) override {
+    const unsigned char* k = kv.data + layer * bytes;
+    std::vector<sdk::KvBlock> blocks;
+    for (int64_t t = 0; t < s.context; t += sdk::kBlockTokens) {
+      const unsigned char* at = k + t * s.dim * 2;
+      blocks.push_back({at, at + bytes / 2, s.context * s.dim, s.dim, s.context * s.dim, s.dim});
+    }
+    sdk::AttendRow row = {};
+    row.blocks = blocks.data(), row.kv_end = s.context, row.q_position = s.context, row.q_count = s.queries;
+    const kvp_tensor tq = tensor_of(q16.data, type, {1, s.q_heads, s.queries, s.dim});
+    kvp_tensor tout = tensor_of(out.data, kF32, {1, s.q_heads, s.queries, s.dim});
+    sdk::AttendCall call = {};
+    call.q = &tq, call.out = &tout, call.rows = &row, call.scale = scale();
+    return sdk::attend(shape, call, parallel, scratch.data, scratch_bytes) == KVP_OK;
+  }
+  double worst() const override {
+    return worst_of(s, reinterpret_cast<const float*>(q.data), reinterpret_cast<const float*>(out.data),
+                    [&](bool v, int64_t h, int64_t t, int64_t d) {
+                      const uint64_t i = static_cast<uint64_t>((h * s.context + t) * s.dim + d);
+                      return static_cast<double>(value_at(v ? bytes / 4 + i : i));
+                    });
+  }
+};
+
+struct Packed : Common {
+  sdk::PackedForm form[2];
+  size_t page_bytes = 0, part_at[6];
+  kvp_qpart parts[6];
+  std::unique_ptr<Buffer> kv, workspace;
+
+  uint8_t code(bool v, int64_t h, int64_t t, int64_t d) const {
+    return static_cast<uint8_t>(
+               mix(static_cast<uint64_t>(((v * s.kv_heads + h) * kPageTokens + t % kPageTokens) * s.dim + d)) >> 40) &
+           static_cast<uint8_t>((1 << form[v].bits) - 1);
+  }
+  float scale_of(bool v) const { return 2.0f / static_cast<float>(1 << form[v].bits); }
+  Packed(const Shape& x, int32_t bits, int32_t key_groups, size_t n, int32_t workers) : Common(x) {
+    name = std::to_string(bits) + "bit" + (key_groups == KVP_GROUP_TOKENS ? "/per-channel keys" : "");
+    layers = n;
+    form[0] = {KVP_ROLE_KEY, bits, key_groups, 64, x.dim, kB16};
+    form[1] = {KVP_ROLE_VALUE, bits, KVP_GROUP_HEAD_DIM, 64, x.dim, kB16};
+    for (int i = 0; i < 6; ++i) {
+      const sdk::PackedForm& f = form[i / 3];
+      const int64_t size = i % 3 == 0 ? f.data_bytes() : f.groups();
+      parts[i] = {i % 3 == 0   ? KVP_PART_DATA
+                  : i % 3 == 1 ? KVP_PART_SCALE
+                               : KVP_PART_ZERO,
+                  0, tensor_of(nullptr, i % 3 == 0 ? kU8 : kB16, {1, s.kv_heads, kPageTokens / f.token_block(), size})};
+      part_at[i] = page_bytes;
+      page_bytes += static_cast<size_t>(parts[i].t.strides[0] * parts[i].t.dtype_bits / 8);
+    }
+    const size_t pages = static_cast<size_t>(s.context / kPageTokens);
+    bytes = page_bytes * pages;
+    kv = std::make_unique<Buffer>(bytes * layers);
+    for (int v = 0; v < 2; ++v) {
+      const sdk::PackedForm& f = form[v];
+      const int64_t block = f.token_block();
+      std::vector<uint8_t> codes(static_cast<size_t>(block * s.dim));
+      for (int64_t h = 0; h < s.kv_heads; ++h) {
+        for (int64_t b = 0; b < kPageTokens / block; ++b) {
+          for (int64_t i = 0; i < block * s.dim; ++i) {
+            codes[static_cast<size_t>(i)] = code(v != 0, h, b * block + i / s.dim, i % s.dim);
+          }
+          const auto at = [&](int i) {
+            const kvp_tensor& t = parts[3 * v + i].t;
+            return kv->data + part_at[3 * v + i] + (h * t.strides[1] + b * t.strides[2]) * (t.dtype_bits / 8);
+          };
+          sdk::pack_block(f, codes.data(), reinterpret_cast<std::byte*>(at(0)));
+          for (int64_t g = 0; g < f.groups(); ++g) {  // powers of two: exact
+            const float x0 = scale_of(v != 0), x1 = -1;
+            std::memcpy(at(1) + 2 * g, reinterpret_cast<const char*>(&x0) + 2, 2);
+            std::memcpy(at(2) + 2 * g, reinterpret_cast<const char*>(&x1) + 2, 2);
+          }
+        }
+      }
+    }
+    for (size_t p = 1; p < pages * layers; ++p) std::memcpy(kv->data + p * page_bytes, kv->data, page_bytes);
+    kvp_qattend_desc d = {};
+    d.q_heads = static_cast<int32_t>(s.q_heads), d.kv_heads = static_cast<int32_t>(s.kv_heads);
+    d.key_dim = d.value_dim = static_cast<int32_t>(s.dim), d.max_batch = 1, d.max_query = s.queries, d.q_dtype = kF32;
+    workspace = std::make_unique<Buffer>(sdk::packed_attend_workspace(form[0], form[1], d, workers));
+  }
+  bool attend(size_t layer, const kvp_host_parallel* parallel) override {
+    std::vector<void*> pointers;
+    std::vector<kvp_qpage> pages;
+    const int64_t n = s.context / kPageTokens;
+    for (int64_t p = 0; p < n; ++p) {
+      for (const size_t at : part_at) {
+        pointers.push_back(kv->data + layer * bytes + static_cast<size_t>(p) * page_bytes + at);
+      }
+    }
+    for (int64_t p = 0; p < n; ++p)
+      pages.push_back({0, p * kPageTokens, kPageTokens, &pointers[static_cast<size_t>(6 * p)]});
+    const kvp_tensor tq = tensor_of(q.data, kF32, {1, s.q_heads, s.queries, s.dim});
+    kvp_tensor tout = tensor_of(out.data, kF32, {1, s.q_heads, s.queries, s.dim});
+    kvp_tensor tlse = tensor_of(lse.data, kF32, {1, s.q_heads, s.queries});
+    kvp_qattend_args a = {};
+    const int64_t position = s.context;
+    a.struct_size = sizeof a, a.q = &tq, a.k_parts = parts, a.v_parts = parts + 3, a.n_k_parts = a.n_v_parts = 3;
+    a.pages = pages.data(), a.n_pages = n, a.q_position = &position, a.workspace = workspace->data, a.scale = scale();
+    return sdk::packed_attend(form[0], form[1], a, parallel, tout, tlse) == KVP_OK;
+  }
+  double worst() const override {
+    return worst_of(s, reinterpret_cast<const float*>(q.data), reinterpret_cast<const float*>(out.data),
+                    [&](bool v, int64_t h, int64_t t, int64_t d) {
+                      return code(v, h, t, d) * static_cast<double>(scale_of(v)) - 1;
+                    });
+  }
+};
+
+struct Stream {
+  const unsigned char* data;
+  std::atomic<uint64_t> sum{0};
+};
+
+// Four streams at a time: one would not keep enough lines in flight.
+#if defined(__x86_64__)
+__attribute__((target("avx2")))
+#endif
+void read_all(void* arg, int64_t begin, int64_t end, int32_t) {
+  typedef uint64_t Wide __attribute__((vector_size(32), may_alias));
+  constexpr int64_t kChunk = 4096 / sizeof(Wide);
+  Stream& s = *static_cast<Stream*>(arg);
+  const int64_t quarter = (end - begin) / 4 * kChunk;
+  Wide a = {}, b = {}, c = {}, d = {};
+  const auto* p = reinterpret_cast<const Wide*>(s.data + begin * 4096);
+  for (int64_t i = 0; i < quarter; ++i) {
+    a += p[i], b += p[i + quarter], c += p[i + 2 * quarter], d += p[i + 3 * quarter];
+  }
+  a += b + c + d;
+  s.sum += a[0] + a[1] + a[2] + a[3];
+}
+
+// Plain reads of as many bytes as a case has.
+struct Read : Case {
+  const Buffer* from;
+  Read(const Case& of, const Buffer* memory) : from(memory) {
+    name = "read " + of.name + " bytes", bytes = of.bytes, layers = of.layers;
+  }
+  bool attend(size_t layer, const kvp_host_parallel* parallel) override {
+    Stream s = {from->data + layer * bytes};
+    parallel->parallel_for(parallel->ctx, static_cast<int64_t>(bytes / 4096), 1, read_all, &s);
+    return s.sum != 1;
+  }
+  double worst() const override { return 0; }
+};
+
+double median(std::vector<double> x) {
+  std::sort(x.begin(), x.end());
+  return x[x.size() / 2];
+}
+
+bool measure(const char* what, const Shape& s, const std::vector<Case*>& cases, int samples, int32_t workers) {
+  Pool pool(workers);
+  std::vector<std::vector<double>> times(cases.size());
+  for (int i = -2; i < samples; ++i) {
+    for (size_t c = 0; c < cases.size(); ++c) {
+      const size_t layer = static_cast<size_t>(i + 2) % cases[c]->layers;
+      const double t = seconds();
+      if (!cases[c]->attend(layer, pool.table())) return false;
+      if (i >= 0) times[c].push_back(seconds() - t);
+    }
+  }
+  bool right = true;
+  for (size_t c = 0; c < cases.size(); ++c) {
+    const double t = median(times[c]), worst = cases[c]->worst(), base = median(times[0]);
+    right = right && worst < 0.02;
+    std::printf(
+        "{\"what\": \"%s\", \"case\": \"%s\", \"q_heads\": %lld, \"kv_heads\": %lld, \"dim\": %lld, \"context\": %lld, "
+        "\"queries\": %lld, \"threads\": %d, \"level\": \"%s\", \"bytes\": %zu, \"median_ms\": %.4f, \"min_ms\": %.4f, "
+        "\"GB/s\": %.2f, \"x_first\": %.2f, \"worst\": %.2g}\n",
+        what, cases[c]->name.c_str(), static_cast<long long>(s.q_heads), static_cast<long long>(s.kv_heads),
+        static_cast<long long>(s.dim), static_cast<long long>(s.context), static_cast<long long>(s.queries), workers,
+        sdk::attend_level(), cases[c]->bytes, t * 1e3, *std::min_element(times[c].begin(), times[c].end()) * 1e3,
+        static_cast<double>(cases[c]->bytes) / t * 1e-9, base / t, worst);
+    std::fflush(stdout);
+  }
+  return right;
+}
+
+// All cases of a shape over `walk` bytes each; the first is what the others are compared with.
+bool compare(const char* what, const Shape& s, size_t walk, int samples, int32_t workers, std::vector<int32_t> bits) {
+  const auto layers = [&](double bits_per_element) {
+    const double layer = static_cast<double>(2 * s.kv_heads * s.context * s.dim) * bits_per_element / 8;
+    return std::max<size_t>(1, static_cast<size_t>(static_cast<double>(walk) / layer));
+  };
+  std::vector<std::unique_ptr<Case>> cases;
+  auto bf16 = std::make_unique<Plain>(s, kB16, layers(16), workers);
+  auto read = std::make_unique<Read>(*bf16, &bf16->kv);
+  cases.push_back(std::move(bf16));
+  if (s.queries == 1) {
+    cases.push_back(std::move(read));
+    cases.push_back(std::make_unique<Plain>(s, kF16, layers(16), workers));
+  }
+  for (const int32_t b : bits) {
+    auto packed = std::make_unique<Packed>(s, b, KVP_GROUP_HEAD_DIM, layers(b + 0.5), workers);
+    auto stream = std::make_unique<Read>(*packed, packed->kv.get());
+    cases.push_back(std::move(packed));
+    if (s.queries == 1) cases.push_back(std::move(stream));
+    cases.push_back(std::make_unique<Packed>(s, b, KVP_GROUP_TOKENS, layers(b + 0.5), workers));
+  }
+  std::vector<Case*> list;
+  for (const auto& c : cases) list.push_back(c.get());
+  return measure(what, s, list, samples, workers);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (const char* level = std::getenv("KVPLUG_ATTEND_LEVEL"); level != nullptr && !sdk::set_attend_level(level)) {
+    std::fprintf(stderr, "this CPU does not run level %s\n", level);
+    return 1;
+  }
+  const std::string only = argc > 1 ? argv[1] : "";
+  const auto wanted = [&](const char* what) { return only.empty() || only == what; };
+  constexpr size_t kWalk = size_t{1} << 30;
+  bool right = true;
+  if (wanted("cold")) right &= compare("cold", {32, 8, 128, 8192, 1}, kWalk / 8, 40, 2, {8, 4, 3, 2, 1});
+  if (wanted("hot")) right &= compare("hot", {32, 8, 128, 8192, 1}, 0, 40, 2, {8, 4, 3, 2, 1});
+  if (wanted("dims")) {
+    for (const int64_t dim : {64, 80, 96, 128, 192, 256}) {
+      right &= compare("dims", {32, 8, dim, 8192, 1}, kWalk / 8, 16, 2, {8, 4, 2});
+    }
+  }
+  if (wanted("prefill")) right &= compare("prefill", {32, 8, 128, 4096, 512}, 0, 3, 2, {8, 4});
+  if (!right) std::fprintf(stderr, "wrong answer\n");
+  return right ? 0 : 1;
+}

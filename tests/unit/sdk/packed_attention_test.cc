@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+// packed_attend(): every SIMD level within the derived bound of a reference in double precision, and the rules about
+// bits, masks, NaN and refusals.
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <string>
+
+#include "packed_problem.h"
+
+namespace kvplug::test {
+namespace {
+
+struct Random {
+  std::mt19937_64 engine;
+  explicit Random(uint64_t seed) : engine(seed) {}
+  int64_t below(int64_t n) { return static_cast<int64_t>(engine() % static_cast<uint64_t>(n)); }
+  bool chance(int percent) { return below(100) < percent; }
+  template <class T>
+  T pick(std::initializer_list<T> list) {
+    return *(list.begin() + below(static_cast<int64_t>(list.size())));
+  }
+  float normal() { return std::normal_distribution<float>()(engine); }
+};
+
+std::vector<const char*> levels() {
+  std::vector<const char*> found;
+  for (const char* level : {"scalar", "avx2", "avx512"}) {
+    if (sdk::set_attend_level(level)) found.push_back(level);
+  }
+  sdk::set_attend_level(nullptr);
+  return found;
+}
+
+// Quantizes normal values to the form: the group's range in equal steps.
+PackedTensor normal_tensor(Random* random, const sdk::PackedForm& form, int64_t kv_heads, int64_t tokens) {
+  PackedTensor x = {form, kv_heads, tokens, {}, {}, {}};
+  const int64_t block = form.token_block(), dim = form.head_dim, top = (1 << form.bits) - 1;
+  const size_t groups = static_cast<size_t>(kv_heads * (tokens / block) * form.groups());
+  std::vector<float> value(static_cast<size_t>(kv_heads * tokens * dim)), low(groups, kInf), high(groups, -kInf);
+  x.codes.resize(value.size());
+  const auto each = [&](auto&& f) {
+    for (int64_t h = 0; h < kv_heads; ++h) {
+      for (int64_t t = 0; t < tokens; ++t) {
+        for (int64_t d = 0; d < dim; ++d) f(x.code_at(h, t, d), x.group_at(h, t, d));
+      }
+    }
+  };
+  each([&](size_t i, size_t g) {
+    value[i] = random->normal();
+    low[g] = std::min(low[g], value[i]);
+    high[g] = std::max(high[g], value[i]);
+  });
+  for (size_t g = 0; g < groups; ++g) {
+    if (low[g] > high[g]) low[g] = high[g] = 0;
+    x.scale.push_back(round_to(form.scale_dtype, (high[g] - low[g]) / static_cast<float>(top) + 1e-3f));
+    x.offset.push_back(round_to(form.scale_dtype, low[g]));
+  }
+  each([&](size_t i, size_t g) {
+    const float code = std::nearbyint((value[i] - x.offset[g]) / x.scale[g]);
+    x.codes[i] = static_cast<uint8_t>(std::clamp(code, 0.0f, static_cast<float>(top)));
+  });
+  return x;
+}
+
+void add_row(Random* random, PackedProblem* p, int64_t position, int64_t tokens, int64_t behind) {
+  PackedRow row;
+  row.position = position, row.tokens = tokens, row.q_position = position + tokens + behind;
+  row.k = normal_tensor(random, p->k, p->kv_heads, tokens);
+  row.v = normal_tensor(random, p->v, p->kv_heads, tokens);
+  row.q.resize(static_cast<size_t>(p->q_heads * p->queries * p->k.head_dim));
+  for (float& x : row.q) x = round_to(p->q_dtype, random->normal());
+  p->rows.push_back(std::move(row));
+}
+
+int64_t block_of(const PackedProblem& p) { return std::lcm(p.k.token_block(), p.v.token_block()); }
+
+// Workers that take their shares one after the other.
+struct Shares {
+  int32_t count;
+  kvp_host_parallel table{sizeof(kvp_host_parallel), this, workers, parallel_for};
+  explicit Shares(int32_t n) : count(n) {}
+  static int32_t workers(void* self) { return static_cast<Shares*>(self)->count; }
+  static int32_t parallel_for(void* self, int64_t n, int64_t, kvp_parallel_fn fn, void* arg) {
+    const int32_t count = static_cast<Shares*>(self)->count;
+    for (int32_t w = count - 1; w >= 0; --w) {
+      if (n * w / count < n * (w + 1) / count) fn(arg, n * w / count, n * (w + 1) / count, w);
+    }
+    return KVP_OK;
+  }
+};
+
+struct Answer {
+  kvp_status status = KVP_OK;
+  std::vector<float> out, lse;  // [batch][q_heads][queries][value_dim]
+};
+
+template <class Cut>
+Answer run(const PackedProblem& p, int32_t workers, Cut cut) {
+  const PackedPages pages(p, cut);
+  const int64_t batch = static_cast<int64_t>(p.rows.size());
+  std::vector<std::byte> q;
+  std::vector<int64_t> position;
+  for (const PackedRow& row : p.rows) {
+    position.push_back(row.q_position);
+    for (const float x : row.q) {
+      q.resize(q.size() + p.q_dtype.bits / 8);
+      encode_element(p.q_dtype, x, q.data() + q.size() - p.q_dtype.bits / 8);
+    }
+  }
+  Answer a;
+  a.lse.assign(static_cast<size_t>(batch * p.q_heads * p.queries), 123);
+  a.out.assign(a.lse.size() * static_cast<size_t>(p.v.head_dim), 123);
+  kvp_tensor tq = tensor_of(q.data(), p.q_dtype, {batch, p.q_heads, p.queries, p.k.head_dim});
+  kvp_tensor out = tensor_of(a.out.data(), kF32, {batch, p.q_heads, p.queries, p.v.head_dim});
+  kvp_tensor lse = tensor_of(a.lse.data(), kF32, {batch, p.q_heads, p.queries});
+  const size_t bytes = sdk::packed_attend_workspace(p.k, p.v, p.desc(), workers);
+  std::vector<std::byte> memory(bytes + 128, std::byte{0xff});  // floats: NaN
+  const size_t skip = 64 - reinterpret_cast<uintptr_t>(memory.data()) % 64;
+  Shares shares(workers);
+  a.status =
+      sdk::packed_attend(p.k, p.v, pages.args(&tq, position.data(), memory.data() + skip), &shares.table, out, lse);
+  for (size_t i = skip + bytes; i < memory.size(); ++i) EXPECT_EQ(memory[i], std::byte{0xff}) << "workspace overrun";
+  return a;
+}
+Answer run(const PackedProblem& p) {
+  return run(p, 1, [&](int64_t) { return 4 * block_of(p); });
+}
+
+std::string name(const sdk::PackedForm& f) {
+  return std::to_string(f.bits) + " bits, groups of " + std::to_string(f.group_size) +
+         (f.group_dim == KVP_GROUP_TOKENS ? " tokens" : " channels") + ", dim " + std::to_string(f.head_dim);
+}
+
+void expect_within_bound(const PackedProblem& p, const std::vector<PackedExpected>& want, const Answer& got,
+                         const std::string& what) {
+  ASSERT_EQ(got.status, KVP_OK) << what;
+  const size_t outs = static_cast<size_t>(p.q_heads * p.queries * p.v.head_dim);
+  const size_t rows = static_cast<size_t>(p.q_heads * p.queries);
+  for (size_t b = 0; b < p.rows.size(); ++b) {
+    for (size_t i = 0; i < outs; ++i) {
+      ASSERT_LE(std::fabs(static_cast<double>(got.out[b * outs + i]) - want[b].out[i]), want[b].out_bound[i] + 1e-30)
+          << what << "; row " << b << " element " << i << " expected " << want[b].out[i] << " got "
+          << got.out[b * outs + i];
+    }
+    for (size_t i = 0; i < rows; ++i) {
+      if (want[b].lse[i] == -HUGE_VAL) {
+        ASSERT_EQ(got.lse[b * rows + i], -kInf) << what;
+      } else {
+        ASSERT_LE(std::fabs(static_cast<double>(got.lse[b * rows + i]) - want[b].lse[i]), want[b].lse_bound[i]) << what;
+      }
+    }
+  }
+}
+
+void check_levels(const PackedProblem& p, const std::string& what) {
+  std::vector<PackedExpected> want;
+  for (const PackedRow& row : p.rows) want.push_back(expected(p, row));
+  for (const char* level : levels()) {
+    sdk::set_attend_level(level);
+    expect_within_bound(p, want, run(p), what + " at " + level);
+  }
+  sdk::set_attend_level(nullptr);
+}
+
+PackedProblem problem(const sdk::PackedForm& k, const sdk::PackedForm& v, int64_t q_heads, int64_t kv_heads,
+                      int64_t queries) {
+  PackedProblem p;
+  p.k = k, p.v = v;
+  p.q_heads = q_heads, p.kv_heads = kv_heads, p.queries = queries;
+  p.scale = 1 / std::sqrt(static_cast<float>(k.head_dim));
+  return p;
+}
+
+TEST(PackedAttention, EveryFormIsWithinItsBound) {
+  Random random(1);
+  for (const int32_t bits : {1, 2, 3, 4, 8}) {
+    for (const int64_t dim : {8, 16, 64, 80, 96, 128, 192, 256}) {
+      for (const int32_t group_dim : {KVP_GROUP_HEAD_DIM, KVP_GROUP_TOKENS}) {
+        for (const int64_t size : {16, 32, 48, 64, 256}) {
+          const kvp_dtype scales = random.pick({kF32, kB16, kF16});
+          PackedProblem p = problem({KVP_ROLE_KEY, bits, group_dim, size, dim, scales},
+                                    {KVP_ROLE_VALUE, bits, group_dim, size, dim, scales}, 2, 1, 1);
+          add_row(&random, &p, 0, block_of(p) * (block_of(p) == 16 ? 5 : 2), 3);
+          check_levels(p, name(p.k));
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST(PackedAttention, EveryMaskShapeAndMixIsWithinItsBound) {
+  for (uint64_t seed = 0; seed < 250; ++seed) {
+    Random random(seed + 100);
+    const auto form = [&](int32_t role) {
+      return sdk::PackedForm{role,
+                             random.pick({1, 2, 3, 4, 8}),
+                             random.pick({KVP_GROUP_HEAD_DIM, KVP_GROUP_TOKENS}),
+                             random.pick<int64_t>({16, 32, 48, 64}),
+                             random.pick<int64_t>({8, 16, 33, 64, 80, 96, 128}),
+                             random.pick({kF32, kB16, kF16})};
+    };
+    const int64_t kv_heads = random.pick<int64_t>({1, 2, 3}), group = random.pick<int64_t>({1, 2, 3, 4, 5, 7, 8, 17});
+    const int64_t queries = group > 4 ? 1 : random.pick<int64_t>({1, 1, 1, 2, 3, 20});
+    PackedProblem p = problem(form(KVP_ROLE_KEY), form(KVP_ROLE_VALUE), kv_heads * group, kv_heads, queries);
+    p.q_dtype = random.pick({kF32, kB16, kF16});
+    if (random.chance(30)) p.window = 1 + random.below(200);
+    if (random.chance(30)) p.chunk = 1 + random.below(300);
+    if (random.chance(30)) p.softcap = 2;
+    const int64_t block = block_of(p);
+    for (int64_t count = 1 + random.below(3); count > 0; --count) {
+      if (random.chance(15)) {  // no packed tokens, maybe padding queries
+        add_row(&random, &p, 0, 0, random.below(5) - 3);
+      } else {
+        add_row(&random, &p, random.below(40), block * (1 + random.below(600 / block + 1)), random.below(100));
+      }
+    }
+    check_levels(p, "seed " + std::to_string(seed) + ": keys " + name(p.k) + ", values " + name(p.v));
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(PackedAttention, NeitherWorkersNorPagesNorNeighboursChangeABit) {
+  for (uint64_t seed = 0; seed < 30; ++seed) {
+    Random random(seed + 1000);
+    const int32_t bits = random.pick({1, 2, 3, 4, 8});
+    const int64_t size = random.pick<int64_t>({16, 48, 64}), queries = random.pick<int64_t>({1, 2, 9});
+    PackedProblem p = problem(
+        {KVP_ROLE_KEY, bits, random.pick({KVP_GROUP_HEAD_DIM, KVP_GROUP_TOKENS}), size, 64, kB16},
+        {KVP_ROLE_VALUE, bits, random.pick({KVP_GROUP_HEAD_DIM, KVP_GROUP_TOKENS}), size, 64, kB16}, 12, 3, queries);
+    if (random.chance(50)) p.window = 700;
+    const int64_t block = block_of(p);
+    for (int i = 0; i < 3; ++i) add_row(&random, &p, random.below(5), block * (1 + random.below(2000 / block)), 7);
+    const Answer base = run(p);
+    ASSERT_EQ(base.status, KVP_OK);
+    for (const int32_t workers : {1, 2, 7}) {
+      for (int cut = 0; cut < 3; ++cut) {
+        const Answer other = run(p, workers, [&](int64_t i) {
+          return cut == 0 ? block : cut == 1 ? block * (1 + i % 3) : 4096 * block;
+        });
+        ASSERT_EQ(other.out, base.out) << "seed " << seed << " workers " << workers << " cut " << cut;
+        ASSERT_EQ(other.lse, base.lse) << "seed " << seed << " workers " << workers << " cut " << cut;
+      }
+    }
+    PackedProblem alone = p;
+    alone.rows.erase(alone.rows.begin(), alone.rows.begin() + 2);
+    const Answer single = run(alone);
+    ASSERT_TRUE(std::equal(single.out.begin(), single.out.end(),
+                           base.out.end() - static_cast<std::ptrdiff_t>(single.out.size())))
+        << "seed " << seed;
+  }
+}
+
+TEST(PackedAttention, KernelErrorOnGaussianData) {
+  Random random(5);
+  for (const int32_t bits : {1, 2, 3, 4, 8}) {
+    for (const int32_t keys : {KVP_GROUP_HEAD_DIM, KVP_GROUP_TOKENS}) {
+      PackedProblem p = problem({KVP_ROLE_KEY, bits, keys, 64, 128, kB16},
+                                {KVP_ROLE_VALUE, bits, KVP_GROUP_HEAD_DIM, 64, 128, kB16}, 4, 1, 1);
+      for (int i = 0; i < 4; ++i) add_row(&random, &p, 0, 1024, 0);
+      for (const char* level : levels()) {
+        sdk::set_attend_level(level);
+        const Answer got = run(p);
+        double error = 0, power = 0;
+        for (size_t b = 0; b < p.rows.size(); ++b) {
+          const PackedExpected want = expected(p, p.rows[b]);
+          for (size_t i = 0; i < want.out.size(); ++i) {
+            const double x = static_cast<double>(got.out[b * want.out.size() + i]) - want.out[i];
+            error += x * x;
+            power += want.out[i] * want.out[i];
+          }
+        }
+        EXPECT_LE(error / power, bits == 8 ? 1e-7 : 5e-4) << name(p.k) << " at " << level;
+        RecordProperty(std::to_string(bits) + (keys == KVP_GROUP_TOKENS ? "_tokens_" : "_channels_") + level,
+                       std::to_string(error / power));
+      }
+      sdk::set_attend_level(nullptr);
+    }
+  }
+}
+
+TEST(PackedAttention, ANanGroupReachesWhoSeesItAndNobodyElse) {
+  for (const int32_t bits : {2, 8}) {
+    for (const int32_t group_dim : {KVP_GROUP_HEAD_DIM, KVP_GROUP_TOKENS}) {
+      for (const bool keys : {false, true}) {
+        for (const bool in_scale : {false, true}) {
+          for (const int64_t queries : {1, 20}) {
+            Random random(9);
+            PackedProblem p = problem({KVP_ROLE_KEY, bits, group_dim, 16, 32, kF32},
+                                      {KVP_ROLE_VALUE, bits, group_dim, 16, 32, kF32}, 4, 2, queries);
+            add_row(&random, &p, 0, 640, 0);
+            PackedTensor& x = keys ? p.rows[0].k : p.rows[0].v;
+            const size_t g = x.group_at(1, 100, 3);
+            (in_scale ? x.scale : x.offset)[g] = kNan;
+            const size_t half = static_cast<size_t>(2 * queries * 32);
+            for (const char* level : levels()) {
+              sdk::set_attend_level(level);
+              const Answer got = run(p);
+              EXPECT_TRUE(std::isnan(got.out[half + 3])) << level;
+              if (keys) {
+                EXPECT_TRUE(std::isnan(got.out.back())) << level;
+              }
+              for (size_t i = 0; i < half; ++i) ASSERT_FALSE(std::isnan(got.out[i])) << "another K/V head";
+              p.window = 300;
+              for (const float o : run(p).out) ASSERT_FALSE(std::isnan(o)) << "outside of the window, " << level;
+              p.window = 0;
+            }
+            sdk::set_attend_level(nullptr);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(PackedAttention, WhatItDoesNotServeIsRefusedInWords) {
+  const sdk::PackedForm k = {KVP_ROLE_KEY, 4, KVP_GROUP_HEAD_DIM, 64, 128, kB16};
+  sdk::PackedForm v = k;
+  v.role = KVP_ROLE_VALUE;
+  const PackedProblem p = problem(k, v, 8, 2, 1);
+  const auto refusal = [&](auto&& change) {
+    sdk::PackedForm form = k;
+    kvp_qattend_desc desc = p.desc();
+    change(form, desc);
+    const char* why = sdk::packed_attend_refusal(form, v, desc);
+    return std::string(why != nullptr ? why : "");
+  };
+  EXPECT_EQ(refusal([](auto&, auto&) {}), "");
+  EXPECT_NE(refusal([](auto& f, auto&) { f.group_size = 12; }).find("multiple of 16"), std::string::npos);
+  EXPECT_NE(refusal([](auto& f, auto&) { f.group_dim = KVP_GROUP_TOKENS, f.group_size = 24; }).find("multiple of 16"),
+            std::string::npos);
+  EXPECT_NE(refusal([](auto& f, auto&) { f.bits = 5; }).find("bits"), std::string::npos);
+  EXPECT_NE(refusal([](auto& f, auto&) { f.head_dim = 64; }).find("head dimensions"), std::string::npos);
+  EXPECT_NE(refusal([](auto& f, auto& d) { f.head_dim = d.key_dim = 1024; }).find("512"), std::string::npos);
+  EXPECT_NE(refusal([](auto&, auto& d) { d.q_heads = 3; }).find("multiple of the K/V heads"), std::string::npos);
+  EXPECT_NE(refusal([](auto&, auto& d) { d.q_dtype = {KVP_DTYPE_INT, 32, 1}; }).find("queries"), std::string::npos);
+  EXPECT_NE(refusal([](auto&, auto& d) { d.device_type = KVP_DEVICE_CUDA; }).find("CPU"), std::string::npos);
+}
+
+TEST(PackedAttention, ACallThatContradictsItselfWritesNothing) {
+  Random random(3);
+  PackedProblem p = problem({KVP_ROLE_KEY, 4, KVP_GROUP_HEAD_DIM, 32, 32, kB16},
+                            {KVP_ROLE_VALUE, 4, KVP_GROUP_HEAD_DIM, 32, 32, kB16}, 2, 1, 1);
+  add_row(&random, &p, 0, 64, -1);  // the query stands among the packed tokens
+  const Answer got = run(p);
+  EXPECT_EQ(got.status, KVP_INVALID_ARGUMENT);
+  for (const float x : got.out) ASSERT_EQ(x, 123);
+  p.rows[0].q_position = 64;
+  EXPECT_EQ(run(p).status, KVP_OK);
+  EXPECT_EQ(run(p, 1, [](int64_t) { return 24; }).status, KVP_INVALID_ARGUMENT);  // half a block
+}
+
+}  // namespace
+}  // namespace kvplug::test
