@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels compiled for AVX2 and F16C.
+#include "kernel-inl.h"
+#include "kernels.h"
+
+namespace kvplug::quanto {
+
+const sdk::AffineKernels kAvx2Kernels = {sdk::quantize<sdk::Quanto>, sdk::dequantize<sdk::Quanto>};
+
+}  // namespace kvplug::quanto

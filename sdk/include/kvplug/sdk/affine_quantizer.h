@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// AffineQuantizer: what quantizers of the form x = code * scale + offset share when tokens are packed in blocks: plan,
+// checks, the walk over rows, heads and blocks on the host's threads, attention over what was packed. A plugin adds its
+// options and its kernels (affine_kernels.h). Immutable, thread-safe; same bits whatever the number of workers.
+#pragma once
+
+#include <kvplug/sdk/affine_kernels.h>
+#include <kvplug/sdk/tensor.h>
+
+#include <initializer_list>
+
+namespace kvplug::sdk {
+
+class AffineQuantizer {
+ public:
+  // Throws INVALID_ARGUMENT for what no block can be made of; q_group_size names the group size in messages.
+  AffineQuantizer(const PackedForm& form, const AffineKernels& kernels);
+
+  const PackedForm& form() const noexcept { return form_; }
+
+  void describe(kvp_qspec& out) const;
+  void plan(int64_t batch, int64_t kv_heads, int64_t tokens, int64_t head_dim, kvp_qplan& out) const;
+  void quantize(const kvp_tensor& in, const kvp_qpart* parts, uint32_t n_parts, void* workspace) const;
+  void dequantize(const kvp_qpart* parts, uint32_t n_parts, kvp_tensor& out) const;
+
+ private:
+  PackedForm form_;
+  const AffineKernels& kernels_;
+};
+
+// The options of an affine quantizer, in Hugging Face's words and with its defaults.
+struct AffineOptions {
+  int64_t nbits = 4;
+  int64_t axis = 0;
+  int64_t group_size = 64;  // 0: the whole axis
+  bool strict = false;      // hf_compat = "strict"
+};
+// From the options of `create`, or from its spec, where it names one: tokens_axis and head_axis are the words for
+// groups along TOKENS and HEAD_DIM. Then the checks in Hugging Face's order: nbits and axis, one of those given, group
+// size. Throws INVALID_ARGUMENT, naming `plugin`.
+AffineOptions affine_options(const char* plugin, const kvp_qcreate& create, std::initializer_list<int64_t> nbits,
+                             std::initializer_list<int64_t> nbits_strict, int64_t tokens_axis, int64_t head_axis);
+
+// Range i of what a plugin that packs `nbits` serves: types times bits times group dims; strict ones behind.
+uint32_t affine_spec_count(std::initializer_list<int64_t> nbits, std::initializer_list<int64_t> nbits_strict) noexcept;
+void affine_spec_range(uint32_t i, std::initializer_list<int64_t> nbits, std::initializer_list<int64_t> nbits_strict,
+                       kvp_qspec& low, kvp_qspec& high);
+
+// What blocks are made of. Throws UNSUPPORTED for types and dims that are not served.
+PackedForm packed_form(const kvp_qcreate& create, const AffineOptions& options, int32_t group_dim);
+// The same answer for strict instances.
+void describe_affine(kvp_dtype dtype, const AffineOptions& options, int32_t group_dim, kvp_qspec& out);
+
+// A tensor of a plan.
+kvp_qpart planned_part(int32_t role, kvp_dtype dtype, std::initializer_list<int64_t> shape, uint32_t flags = 0);
+// Throws INVALID_ARGUMENT unless `parts` are the planned ones, with data. Parts of two axes (strict) must be dense.
+void check_parts(const kvp_qplan& plan, const kvp_qpart* parts, uint32_t n_parts);
+
+}  // namespace kvplug::sdk
