@@ -377,6 +377,36 @@ void PagedLayer::truncate(int64_t b, int64_t seen) noexcept {
   if (row.end == row.first) row.first = row.end = row.begin / kBlockTokens;
 }
 
+void PagedLayer::prepare_refill(const int64_t* rows, const int64_t* seens, const int64_t* begins, int64_t n,
+                                bool may_allocate) {
+  int64_t pages = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t b = rows[i];
+    pages += PageLayout::count(seens[i] - rows_[b].pad) - begins[i] / kBlockTokens;
+    for (int64_t page = held(b).first; page < held(b).end; ++page) pages -= entry(held(b), page)->exclusive() ? 1 : 0;
+  }
+  if (!may_allocate && pages > store_->free_pages()) {
+    fail(KVP_INVALID_STATE, "a prepared call must not allocate, but ", pages, " pages are needed and ",
+         store_->free_pages(), " are free: reserve more tokens first");
+  }
+  store_->ensure(pages);
+}
+
+void PagedLayer::refill(int64_t b, int64_t seen, const kvp_tensor& k, const kvp_tensor& v) noexcept {
+  const int64_t tokens = k.shape[2];
+  Held& row = held(b);
+  for (; row.first < row.end; ++row.first) store_->release(entry(row, row.first));
+  rows_.truncate(b, seen);
+  const int64_t stored = rows_[b].stored();
+  row.begin = stored - tokens;
+  row.first = row.end = row.begin / kBlockTokens;
+  take_until(b, PageLayout::count(stored));
+  kvp_tensor k_row = k, v_row = v;
+  k_row.strides[0] = v_row.strides[0] = 0;
+  const Append all{rows_.batch(), tokens, nullptr, nullptr};
+  write(all, k_row, v_row, nullptr, [&](int64_t at) { return at == b ? Span{row.begin, stored} : Span{0, 0}; });
+}
+
 void PagedLayer::drop_record() noexcept {
   if (window_ == 0) return;
   for (int64_t b = 0; b < rows_.batch(); ++b) {

@@ -6,9 +6,9 @@
 namespace kvplug::sdk {
 namespace {
 
-void add_held(kvp_memory& memory, int64_t used, int64_t reserved) noexcept {
-  memory.used[KVP_TIER_HOST][KVP_PURPOSE_KV] += static_cast<uint64_t>(used);
-  memory.reserved[KVP_TIER_HOST][KVP_PURPOSE_KV] += static_cast<uint64_t>(reserved);
+void add_held(kvp_memory& memory, int32_t purpose, int64_t used, int64_t reserved) noexcept {
+  memory.used[KVP_TIER_HOST][purpose] += static_cast<uint64_t>(used);
+  memory.reserved[KVP_TIER_HOST][purpose] += static_cast<uint64_t>(reserved);
 }
 
 // A page at the front of `memory`, its data behind it.
@@ -44,7 +44,7 @@ void HeapPages::trim(int64_t keep) noexcept {
 }
 
 void HeapPages::add_memory(int64_t used, kvp_memory& memory) const noexcept {
-  add_held(memory, used, held_pages() * page_bytes(layout()));
+  add_held(memory, ledger_->mem().purpose, used, held_pages() * page_bytes(layout()));
 }
 
 void SlabPages::ensure(int64_t n) {
@@ -57,7 +57,7 @@ void SlabPages::ensure(int64_t n) {
 }
 
 void SlabPages::add_memory(int64_t used, kvp_memory& memory) const noexcept {
-  add_held(memory, used, held_ * page_bytes(layout()));
+  add_held(memory, KVP_PURPOSE_KV, used, held_ * page_bytes(layout()));
 }
 
 Page* SlabPages::adopt(const PageStore& from, Page* page) {

@@ -79,7 +79,7 @@ class Replay {
     shapes_ = {{heads, heads, static_cast<int32_t>(k.shape[3]), static_cast<int32_t>(v.shape[3]),
                 window_ > 0 ? KVP_LAYER_SLIDING : KVP_LAYER_FULL, window_}};
     if (kind.offloaded) folder_.emplace();
-    args_.emplace(shapes_, test::kF32, 1, capacity_, folder_ ? folder_->path().string() : "");
+    args_.emplace(kind, shapes_, test::kF32, 1, capacity_, folder_ ? folder_->path().string() : "");
     cache_.emplace(test::iface_of(kind), args_->create);
     want_.emplace(test::reference_of(shapes_));
   }

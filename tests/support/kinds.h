@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "exact_quantizer.h"
 #include "loaded_cache.h"
 #include "reference_cache.h"
 
@@ -20,6 +21,7 @@ struct Kind {
   const char* library;  // in the build's plugin folder
   bool fixed;           // create.tokens is a capacity
   bool offloaded;       // has disk_path
+  bool quantized = false;  // takes quantizers: the exact one, so that nothing is lost
 };
 
 constexpr Kind kKinds[] = {
@@ -27,6 +29,7 @@ constexpr Kind kKinds[] = {
     {"static", "static.so", true, false},
     {"offloaded", "offloaded.so", false, true},
     {"offloaded_static", "offloaded.so", true, true},
+    {"quantized", "quantized.so", false, false, true},
 };
 
 inline std::vector<Kind> kinds_where(bool (*holds)(const Kind&)) {
@@ -66,15 +69,40 @@ class TempFolder {
   std::filesystem::path path_;
 };
 
+// What a quantized cache is given: options and the exact quantizers of K and V.
+struct QuantizedArgs {
+  ExactQuantizer k, v;
+  kvp_qhandle k_handle{}, v_handle{};
+  std::vector<kvp_option> options;
+
+  void integer(const char* key, int64_t value) { options.push_back({key, nullptr, value, 0, KVP_OPTION_INTEGER, 0}); }
+  void text(const char* key, const char* value) { options.push_back({key, value, 0, 0, KVP_OPTION_TEXT, 0}); }
+  void give(kvp_cache_create& create) {
+    k.dtype = v.dtype = create.dtype;
+    k_handle = k.handle();
+    v_handle = v.handle();
+    create.quantizer_key = &k_handle;
+    create.quantizer_value = &v_handle;
+    create.options = options.data();
+    create.n_options = options.size();
+  }
+};
+
 // What create is given: layers, capacity, and where a folder is named disk_path and whether windows are offloaded too.
 struct KindArgs : CreateArgs {
   std::string disk_path;
   kvp_option options[2] = {};
+  QuantizedArgs quantized;  // blocks of 2 tokens, the newest 4 and whatever is no whole block unpacked
 
-  KindArgs(const std::vector<LayerShape>& shapes, kvp_dtype dtype, uint64_t owner, int64_t tokens = -1,
-           std::string folder = "", bool only_non_sliding = false)
+  KindArgs(const Kind& kind, const std::vector<LayerShape>& shapes, kvp_dtype dtype, uint64_t owner,
+           int64_t tokens = -1, std::string folder = "", bool only_non_sliding = false)
       : CreateArgs(shapes, dtype, owner), disk_path(std::move(folder)) {
     create.tokens = tokens;
+    if (kind.quantized) {
+      quantized.k.token_block = quantized.v.token_block = 2;
+      quantized.integer("residual_length", 4);
+      quantized.give(create);
+    }
     if (disk_path.empty()) return;
     options[0].key = "disk_path";
     options[0].type = KVP_OPTION_TEXT;

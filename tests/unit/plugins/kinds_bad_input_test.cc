@@ -34,7 +34,7 @@ class KindBadInput : public ::testing::TestWithParam<Kind> {
 
 TEST_P(KindBadInput, ACapacityOfNothing) {
   for (const int64_t tokens : {int64_t{0}, int64_t{-1}, int64_t{-5}}) {
-    const KindArgs args({kFull}, kF32, 1, tokens);
+    const KindArgs args(kind(), {kFull}, kF32, 1, tokens);
     if (kind().fixed) {
       expect_refused(args.create, KVP_INVALID_ARGUMENT, {kind().name, "capacity", std::to_string(tokens)});
     } else {
@@ -72,7 +72,7 @@ TEST_P(KindBadInput, APromptBeyondTheCapacity) {
 TEST_P(KindBadInput, WindowsThatAreNone) {
   for (const int32_t layer_kind : {KVP_LAYER_SLIDING, KVP_LAYER_CHUNKED}) {
     for (const int64_t window : {int64_t{0}, int64_t{-1}, INT64_MIN, INT64_MAX}) {
-      const KindArgs args({kFull, {4, 2, 8, 4, layer_kind, window}}, kF32, 1, kCapacity);
+      const KindArgs args(kind(), {kFull, {4, 2, 8, 4, layer_kind, window}}, kF32, 1, kCapacity);
       expect_refused(args.create, KVP_INVALID_ARGUMENT, {"layer 1", std::to_string(window), "window"});
     }
   }

@@ -45,7 +45,7 @@ TEST_P(KindFolders, FoldersThatAreNone) {
   std::filesystem::permissions(closed, std::filesystem::perms::owner_read);
   std::filesystem::permissions(folder.path(), std::filesystem::perms::all);
   const auto refused = [&](const std::string& path) {
-    const KindArgs args({kFull}, kF32, 1, kCapacity, path);
+    const KindArgs args(GetParam(), {kFull}, kF32, 1, kCapacity, path);
     char text[512] = "";
     kvp_error err{sizeof err, 0, 0, text, sizeof text, 0};
     kvp_cache* self = nullptr;

@@ -23,7 +23,7 @@ struct Filled {
 
   Filled(const Kind& kind, std::vector<LayerShape> layers, std::string folder = "", int64_t tokens = kCapacity)
       : shapes(std::move(layers)),
-        args(shapes, kF32, 1, kind.fixed ? tokens : -1, std::move(folder)),
+        args(kind, shapes, kF32, 1, kind.fixed ? tokens : -1, std::move(folder)),
         cache(iface_of(kind), args.create),
         want(reference_of(shapes)),
         max(kind.fixed ? tokens : -1) {}

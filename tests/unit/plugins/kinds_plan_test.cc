@@ -61,7 +61,7 @@ TEST_P(KindPlans, AreWhatIsAllocated) {
     const bool reserved = pick(random, 0, 1) == 0, views = pick(random, 0, 1) == 0, late = pick(random, 0, 1) == 0;
     std::optional<TempFolder> folder;
     if (kind.offloaded && pick(random, 0, 2) != 0) folder.emplace();
-    KindArgs args(shapes, dtype, 5, capacity, folder ? folder->path().string() : "", pick(random, 0, 1) == 0);
+    KindArgs args(kind, shapes, dtype, 5, capacity, folder ? folder->path().string() : "", pick(random, 0, 1) == 0);
     const int64_t depths[] = {-1, -1, 5, 70};
     args.create.rollback = depths[pick(random, 0, 3)];
     const kvp_memory plan = plan_of(kind, args.create, batch, tokens);
@@ -137,7 +137,7 @@ TEST_P(OffloadedKindPlans, HoldTwoLayers) {
   kvp_memory of[2];
   for (const size_t layers : {size_t{2}, size_t{9}}) {
     const std::vector<LayerShape> shapes(layers, s);
-    const KindArgs args(shapes, kF32, 5, 640, folder.path().string());
+    const KindArgs args(kind, shapes, kF32, 5, 640, folder.path().string());
     LoadedCache cache(iface_of(kind), args.create);
     Random random(3);
     for (size_t i = 0; i < layers; ++i) {
@@ -157,7 +157,7 @@ TEST_P(OffloadedKindPlans, HoldTwoLayers) {
 TEST_P(FixedKindPlans, TakeTheirMemoryOnce) {
   const Kind& kind = GetParam();
   const std::vector<LayerShape> shapes = {{2, 2, 16, 16}, {2, 2, 16, 16, KVP_LAYER_SLIDING, 70}};
-  const KindArgs args(shapes, kF32, 5, 300);
+  const KindArgs args(kind, shapes, kF32, 5, 300);
   LoadedCache cache(iface_of(kind), args.create);
   ASSERT_EQ(cache.reserve(3, 300), KVP_OK) << cache.text();
   const int64_t before = TestHost::get().allocations();

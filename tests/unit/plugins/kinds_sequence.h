@@ -33,7 +33,7 @@ class Sequence {
   Sequence(const Kind& kind, uint64_t seed) : kind_(kind), random_(seed) {
     const kvp_dtype types[] = {kF32, kF16, kBF16};
     dtype_ = types[pick(random_, 0, 2)];
-    const bool cross = pick(random_, 0, 5) == 0;
+    const bool cross = pick(random_, 0, 5) == 0 && !kind.quantized;
     for (int64_t n = pick(random_, 1, 3); n > 0; --n) {
       const auto kv_heads = static_cast<int32_t>(pick(random_, 1, 2));
       LayerShape s{kv_heads * static_cast<int32_t>(pick(random_, 1, 2)), kv_heads, 4, 4};
@@ -50,8 +50,9 @@ class Sequence {
     if (std::string_view(kind.name) != kKinds[0].name) along_.push_back(kKinds[0]);
     Instance first{{}, {}, reference_of(shapes_)};
     for (const Kind& each : along_) {
-      args_.push_back(std::make_unique<KindArgs>(shapes_, dtype_, next_owner_, each.fixed ? capacity_ : -1,
+      args_.push_back(std::make_unique<KindArgs>(each, shapes_, dtype_, next_owner_, each.fixed ? capacity_ : -1,
                                                  each.offloaded ? folder : "", pick(random_, 0, 1) == 0));
+      if (each.quantized) choose_packing(args_.back()->create);
       first.caches.emplace_back(iface_of(each), args_.back()->create);
       first.owners.push_back(next_owner_++);
     }
@@ -99,6 +100,23 @@ class Sequence {
   }
 
  private:
+  // Small numbers, so that most tokens are packed.
+  void choose_packing(kvp_cache_create& create) {
+    const int64_t blocks[] = {1, 1, 2, 4, 16, 64}, residuals[] = {0, 0, 4, 30, 128}, sinks[] = {0, 0, 1, 4, 70};
+    packing_.k.token_block = blocks[pick(random_, 0, 5)];
+    packing_.v.token_block = pick(random_, 0, 1) == 0 ? packing_.k.token_block : blocks[pick(random_, 0, 5)];
+    packing_.k.attends = packing_.v.attends = pick(random_, 0, 1) == 0;
+    const int64_t residual = residuals[pick(random_, 0, 4)], sunk = sinks[pick(random_, 0, 4)];
+    const int64_t start = pick(random_, 0, 3) == 0 ? pick(random_, 1, 90) : 0;
+    packing_.integer("residual_length", residual);
+    packing_.integer("sink_tokens", sunk);
+    packing_.integer("quantized_kv_start", start);
+    packing_.give(create);
+    history_ += "\n  blocks of " + std::to_string(packing_.k.token_block) + " and " +
+                std::to_string(packing_.v.token_block) + (packing_.k.attends ? ", fused" : "") + ", residual " +
+                std::to_string(residual) + ", sinks " + std::to_string(sunk) + ", start " + std::to_string(start);
+  }
+
   void did(const std::string& what) { history_ += "\n  #" + std::to_string(at_) + " " + what; }
 
   template <class Body>
@@ -135,7 +153,8 @@ class Sequence {
       kvp_cache_create create = args_[i]->create;
       create.rollback = at.rollback;
       const kvp_memory plan = plan_of(along_[i], create, at.batch, std::max<int64_t>(1, at.tokens));
-      for (const int32_t purpose : {KVP_PURPOSE_KV, KVP_PURPOSE_OTHER}) {
+      for (const int32_t purpose :
+           {KVP_PURPOSE_KV, KVP_PURPOSE_OTHER, KVP_PURPOSE_PACKED, KVP_PURPOSE_SCALES, KVP_PURPOSE_RESIDUAL}) {
         for (const int32_t tier : {KVP_TIER_HOST, KVP_TIER_FILE}) {
           ASSERT_LE(memory.reserved[tier][purpose], plan.reserved[tier][purpose])
               << "tier " << tier << ", purpose " << purpose << ", for " << at.batch << " x " << at.tokens;
@@ -274,6 +293,7 @@ class Sequence {
 
   Kind kind_;
   std::vector<Kind> along_;
+  QuantizedArgs packing_;
   Random random_;
   kvp_dtype dtype_{};
   std::vector<LayerShape> shapes_;

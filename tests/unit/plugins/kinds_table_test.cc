@@ -31,7 +31,7 @@ LayerShape shape_of(int32_t kind) {
 }
 
 int32_t probe(const Kind& kind, const LayerShape& shape, kvp_dtype dtype, bool quantizer, kvp_cache_info* out) {
-  KindArgs args({shape}, dtype, 1, kCapacity);
+  KindArgs args(kind, {shape}, dtype, 1, kCapacity);
   const kvp_qhandle handle{sizeof handle, nullptr, nullptr, "any"};
   if (quantizer) args.create.quantizer_key = args.create.quantizer_value = &handle;
   kvp_cache_info info{};
@@ -44,7 +44,7 @@ int32_t probe(const Kind& kind, const LayerShape& shape, kvp_dtype dtype, bool q
 // The answer to an operation on a cache of one layer with two rows of 20 tokens.
 std::string on_filled(const Kind& kind, int32_t layer, const std::function<int32_t(LoadedCache&)>& first,
                       const std::function<int32_t(LoadedCache&)>& ask) {
-  const KindArgs args({shape_of(layer)}, kF32, 1, kCapacity);
+  const KindArgs args(kind, {shape_of(layer)}, kF32, 1, kCapacity);
   LoadedCache cache(iface_of(kind), args.create);
   EXPECT_EQ(first ? first(cache) : KVP_OK, KVP_OK) << cache.text();
   const Values k = make(kF32, {2, 2, 20, 8});
@@ -73,7 +73,7 @@ std::string options(const Kind& kind) {
 
 std::string tiers(const Kind& kind, const std::string& folder) {
   const LayerShape s = shape_of(KVP_LAYER_FULL);
-  const KindArgs args({s, s, s, s}, kF32, 1, kCapacity, folder);
+  const KindArgs args(kind, {s, s, s, s}, kF32, 1, kCapacity, folder);
   const kvp_memory plan = plan_of(kind, args.create, 1, kCapacity);
   const auto bytes = [&](int32_t tier) { return plan.reserved[tier][KVP_PURPOSE_KV]; };
   if (bytes(KVP_TIER_FILE) == 0) return "memory";
@@ -82,7 +82,7 @@ std::string tiers(const Kind& kind, const std::string& folder) {
 }
 
 std::string longest(const Kind& kind, int32_t layer) {
-  const KindArgs args({shape_of(layer)}, kF32, 1, kCapacity);
+  const KindArgs args(kind, {shape_of(layer)}, kF32, 1, kCapacity);
   LoadedCache cache(iface_of(kind), args.create);
   const int64_t max = cache.lengths(0, 1).max;
   return max == -1 ? "no end" : max == kCapacity ? "the capacity" : std::to_string(max);
@@ -163,7 +163,7 @@ std::vector<Line> lines() {
                  }});
   all.push_back({"K/V never move in memory", [](const Kind& kind) {
                    const auto stable = [&](const std::string& folder) {
-                     const KindArgs args({shape_of(KVP_LAYER_FULL)}, kF32, 1, kCapacity, folder);
+                     const KindArgs args(kind, {shape_of(KVP_LAYER_FULL)}, kF32, 1, kCapacity, folder);
                      kvp_cache_info info{};
                      info.struct_size = sizeof info;
                      EXPECT_EQ(iface_of(kind)->probe(&args.create, &info, nullptr), KVP_OK);

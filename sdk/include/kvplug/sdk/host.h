@@ -86,6 +86,8 @@ class Block {
   }
 
   std::byte* data() const noexcept { return static_cast<std::byte*>(data_); }
+  // Leaves the memory to the caller, who gives it back with give_memory.
+  void release() noexcept { data_ = nullptr; }
   size_t bytes() const noexcept { return data_ == nullptr ? 0 : static_cast<size_t>(mem_.bytes); }
 
  private:

@@ -92,6 +92,11 @@ class PagedLayer {
   void drop_record() noexcept;
   // Gives back free pages beyond those that are kept.
   void trim() noexcept;
+  // Cuts rows to what they then hold anew from a position on: pages for that, all or nothing. `rows` [n], each holding
+  // positions begins[i] .. stored(seens[i])-1 afterwards.
+  void prepare_refill(const int64_t* rows, const int64_t* seens, const int64_t* begins, int64_t n, bool may_allocate);
+  // Row b is cut to `seen` slots and holds the newest tokens alone: k [1, kv_heads, n, key_dim], v alike.
+  void refill(int64_t b, int64_t seen, const kvp_tensor& k, const kvp_tensor& v) noexcept;
   // Empties all rows; the pages and the table stay.
   void reset() noexcept;
 

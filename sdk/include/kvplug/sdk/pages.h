@@ -150,9 +150,9 @@ class HeapPages final : public PageStore {
   static_assert(sizeof(Page) <= kHead);
   static int64_t page_bytes(const PageLayout& layout) noexcept { return kHead + layout.data_bytes(); }
 
-  HeapPages(const PageLayout& layout, uint64_t owner)
+  HeapPages(const PageLayout& layout, uint64_t owner, int32_t purpose = KVP_PURPOSE_KV)
       : PageStore(layout),
-        ledger_(new PageLedger(host_memory(owner, KVP_PURPOSE_KV, static_cast<uint64_t>(page_bytes(layout))))) {}
+        ledger_(new PageLedger(host_memory(owner, purpose, static_cast<uint64_t>(page_bytes(layout))))) {}
   ~HeapPages() override {
     trim(0);
     ledger_->drop();

@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "form.h"
+
+#include <numeric>
+
+namespace kvplug::quantized {
+namespace {
+
+using sdk::fail;
+
+constexpr int64_t kMost = sdk::PagedLayer::kMostTokens;
+constexpr int64_t kManyQueries = 1 << 20;
+constexpr int64_t kMostPartBytes = int64_t{1} << 30;
+
+int64_t aligned(int64_t bytes) noexcept { return (bytes + 63) / 64 * 64; }
+uint64_t unsigned_of(int64_t n) noexcept { return static_cast<uint64_t>(n); }
+
+struct Answer {
+  char text[256] = "";
+  kvp_error err{sizeof(kvp_error), 0, 0, text, sizeof text, 0};
+};
+
+kvp_status plan_side(const Side& side, int64_t heads, int64_t tokens, kvp_qplan& plan, Answer& answer) {
+  plan = {};
+  plan.struct_size = sizeof plan;
+  return side.handle.iface->plan(side.handle.self, 1, heads, tokens, side.dim, &plan, &answer.err);
+}
+
+const char* id_of(const Side& side) { return side.handle.id == nullptr ? "(without a name)" : side.handle.id; }
+
+// token_block of a side.
+void ask_block(Side& side, int64_t heads) {
+  kvp_qplan plan{};
+  Answer answer;
+  kvp_status status = plan_side(side, heads, 0, plan, answer);
+  if (status != KVP_OK) status = plan_side(side, heads, 1024, plan, answer);
+  if (status != KVP_OK) fail(status, "quantizer '", id_of(side), "' refused to plan: ", answer.text);
+  if (plan.token_block < 1 || plan.token_block > 65536) {
+    fail(KVP_INVALID_ARGUMENT, "quantizer '", id_of(side), "' says a token_block of ", plan.token_block,
+         "; blocks that can be appended have 1 to 65536 tokens");
+  }
+  side.token_block = plan.token_block;
+}
+
+// Parts of a page, checked, and where they lie in it.
+void ask_parts(Side& side, LayerForm& layer) {
+  kvp_qplan plan{};
+  Answer answer;
+  const int64_t heads = layer.layout.kv_heads, blocks = layer.page_tokens / side.token_block;
+  kvp_status status = plan_side(side, heads, layer.page_tokens, plan, answer);
+  if (status != KVP_OK) fail(status, "quantizer '", id_of(side), "' refused to plan: ", answer.text);
+  if (plan.n_parts < 1 || plan.n_parts > KVP_MAX_PARTS) {
+    fail(KVP_INVALID_ARGUMENT, "quantizer '", id_of(side), "' says ", plan.n_parts, " parts; expected 1 to ",
+         KVP_MAX_PARTS);
+  }
+  side.n_parts = plan.n_parts;
+  for (uint32_t i = 0; i < plan.n_parts; ++i) {
+    const kvp_qpart& said = plan.parts[i];
+    if ((said.flags & KVP_QPART_SHARED) != 0) {
+      fail(KVP_UNSUPPORTED, "quantizer '", id_of(side), "': part ", i,
+           " is shared by all blocks; blocks with their own scales are needed (scale_granularity = \"token_head\")");
+    }
+    const int64_t n = said.t.ndim == 4 ? said.t.shape[3] : -1;
+    const int64_t element = said.t.dtype_bits / 8 * std::max<int64_t>(1, said.t.dtype_lanes);
+    if (said.t.ndim != 4 || said.t.shape[0] != 1 || said.t.shape[1] != heads || said.t.shape[2] != blocks || n < 1 ||
+        element < 1 || n > kMostPartBytes / element / (heads * blocks)) {
+      fail(KVP_INVALID_ARGUMENT, "quantizer '", id_of(side), "': part ", i, " has shape ",
+           sdk::shape_text(said.t.shape, said.t.ndim < 0 || said.t.ndim > KVP_MAX_DIMS ? 0 : said.t.ndim),
+           " and elements of ", int64_t{said.t.dtype_bits}, " bits; expected [1, ", heads, ", ", blocks,
+           ", 1 or more] and whole bytes");
+    }
+    side.parts[i] = said;
+    side.parts[i].t =
+        sdk::dense_tensor(nullptr, {said.t.dtype_code, said.t.dtype_bits, said.t.dtype_lanes}, {1, heads, blocks, n});
+    const bool scale = said.role == KVP_PART_SCALE || said.role == KVP_PART_ZERO || said.role == KVP_PART_CODEBOOK;
+    PageShape& page = layer.page;
+    int64_t& end = scale ? page.scale_bytes : page.code_bytes;
+    page.is_scale[page.n_parts] = scale;
+    page.offset[page.n_parts++] = end;
+    end += aligned(heads * blocks * n * element);
+  }
+  status = plan_side(side, heads, layer.run_tokens, plan, answer);
+  if (status != KVP_OK) fail(status, "quantizer '", id_of(side), "' refused to plan: ", answer.text);
+  side.workspace = plan.workspace_bytes;
+}
+
+}  // namespace
+
+Form::Form(const kvp_cache_create& create) : dtype(create.dtype) {
+  if (create.device_type != KVP_DEVICE_CPU) {
+    fail(KVP_UNSUPPORTED, "quantized attends on the CPU; device type ", create.device_type, " was asked for");
+  }
+  if (!sdk::is_plain_float(create.dtype)) {
+    fail(KVP_UNSUPPORTED, "quantized takes float32, float16 or bfloat16; ", sdk::name_of(create.dtype),
+         " was asked for");
+  }
+  const sdk::Options given(create.options, create.n_options,
+                           {"backend", "residual_length", "sink_tokens", "quantized_kv_start", "rotation", "hf_compat",
+                            "fused_attention"});
+  given.text("backend", "");  // which quantizers these are is the host's affair
+  const auto among = [&](const char* key, std::initializer_list<std::string_view> words) {
+    const std::string_view text = given.text(key, *words.begin());
+    int64_t i = 0;
+    for (const std::string_view word : words) {
+      if (text == word) return i;
+      ++i;
+    }
+    std::string all;
+    for (const std::string_view word : words) all += (all.empty() ? "\"" : ", \"") + std::string(word) + "\"";
+    fail(KVP_INVALID_ARGUMENT, "option '", key, "' is \"", text, "\"; expected one of ", all);
+  };
+  options.sinks = given.integer("sink_tokens", 0, 0, kMost);
+  options.start = given.integer("quantized_kv_start", 0, 0, kMost);
+  options.hadamard = among("rotation", {"none", "hadamard"}) == 1;
+  options.fused = static_cast<Fused>(among("fused_attention", {"auto", "required", "off"}));
+  if (among("hf_compat", {"fixed", "strict"}) == 1) {
+    fail(KVP_UNSUPPORTED, "hf_compat = \"strict\" is not served yet; hf_compat = \"fixed\" is");
+  }
+  const kvp_qhandle* handles[2] = {create.quantizer_key, create.quantizer_value};
+  for (const kvp_qhandle* handle : handles) {
+    if (handle == nullptr || !KVP_HAS_FIELD(handle, self) || handle->iface == nullptr) {
+      fail(KVP_INVALID_ARGUMENT, "quantized needs a quantizer for ", handle == handles[0] ? "keys" : "values",
+           " from the host; none was given (backend)");
+    }
+  }
+  bool fp8 = true;
+  for (const kvp_qhandle* handle : handles) {
+    kvp_qspec spec{};
+    spec.struct_size = sizeof spec;
+    Answer answer;
+    const kvp_status status = handle->iface->describe(handle->self, &spec, &answer.err);
+    if (status != KVP_OK) fail(status, "a quantizer refused to describe itself: ", answer.text);
+    fp8 = fp8 && (spec.format == KVP_FORMAT_FP8_E4M3 || spec.format == KVP_FORMAT_FP8_E5M2);
+  }
+  options.residual = given.integer("residual_length", fp8 ? 0 : 128, 0, kMost);
+  rollback = std::clamp<int64_t>(create.rollback, 0, kMost);
+  if (create.n_layers == 0) fail(KVP_INVALID_ARGUMENT, "a cache without layers was asked for");
+
+  for (size_t i = 0; i < create.n_layers; ++i) {
+    const kvp_layer layer = sdk::read_at(create.layers, create.layer_stride, i);
+    const auto refuse = [&](kvp_status status, const auto&... why) {
+      fail(status, "layer ", i, " (layer ", layer.model_layer, " of the model): ", why...);
+    };
+    const bool windowed = layer.kind == KVP_LAYER_SLIDING || layer.kind == KVP_LAYER_CHUNKED;
+    if (layer.kind == KVP_LAYER_CROSS) refuse(KVP_UNSUPPORTED, "cross attention is left to a cache of its own choice");
+    if (layer.kind != KVP_LAYER_FULL && !windowed) {
+      refuse(KVP_UNSUPPORTED, "quantized does not serve ", layer.kind == KVP_LAYER_STATE ? "state" : "such", " layers");
+    }
+    if ((layer.flags & KVP_LAYER_SHARED) != 0) refuse(KVP_UNSUPPORTED, "it shares another layer's storage");
+    if (layer.index_dim != 0) refuse(KVP_UNSUPPORTED, "quantized does not keep indexer keys");
+    if (windowed && (layer.window < 1 || layer.window > kMost)) {
+      refuse(KVP_INVALID_ARGUMENT, "a window of ", layer.window, " tokens; expected 1 or more");
+    }
+    if (layer.kv_heads < 1 || layer.key_dim < 1 || layer.value_dim < 1 || layer.q_heads < 1 ||
+        layer.q_heads % layer.kv_heads != 0) {
+      refuse(KVP_INVALID_ARGUMENT, layer.q_heads, " query heads, ", layer.kv_heads, " K/V heads of dims ",
+             layer.key_dim, " and ", layer.value_dim,
+             "; expected positive numbers and query heads a multiple of K/V heads");
+    }
+    LayerForm form;
+    form.kind = layer.kind;
+    form.q_heads = layer.q_heads;
+    form.window = windowed ? layer.window : 0;
+    form.layout = {layer.kv_heads, layer.key_dim, layer.value_dim, sdk::element_bytes(create.dtype)};
+    form.k.handle = sdk::read_struct(create.quantizer_key);
+    form.v.handle = sdk::read_struct(create.quantizer_value);
+    form.k.dim = layer.key_dim;
+    form.v.dim = layer.value_dim;
+    ask_block(form.k, layer.kv_heads);
+    ask_block(form.v, layer.kv_heads);
+    form.token_block = std::lcm(form.k.token_block, form.v.token_block);
+    form.page_tokens = std::max<int64_t>(1, kPageTokens / form.token_block) * form.token_block;
+    form.run_tokens = std::max<int64_t>(1, kRunTokens / form.token_block) * form.token_block;
+    ask_parts(form.k, form);
+    ask_parts(form.v, form);
+    uint64_t workspace = 0;
+    std::string reason;
+    if (options.fused == Fused::kRequired) {
+      const kvp_status status =
+          probe_fused(form, 1, 0, form.kind == KVP_LAYER_SLIDING ? form.window : 0,
+                      form.kind == KVP_LAYER_CHUNKED ? form.window : 0, workspace, reason);
+      if (status != KVP_OK) refuse(KVP_UNSUPPORTED, "fused_attention = \"required\": ", reason);
+    }
+    layers.push_back(form);
+  }
+}
+
+int64_t Form::packed(const LayerForm& layer, int64_t tokens) const noexcept {
+  if (tokens <= options.start) return 0;
+  return std::max<int64_t>(0, tokens - options.sinks - residual()) / layer.token_block * layer.token_block;
+}
+
+int64_t Form::ring_base(const LayerForm& layer) const noexcept {
+  return std::min(kMost, std::max(options.residual + layer.token_block - 1, options.start));
+}
+
+int64_t Form::ring_rollback(const LayerForm& layer) const noexcept {
+  return std::min(kMost, std::max<int64_t>(0, residual() + layer.token_block - 1 - ring_base(layer)));
+}
+
+void Form::page_range(const LayerForm& layer, int64_t begin, int64_t packed, int64_t& first,
+                      int64_t& end) const noexcept {
+  end = (packed + layer.page_tokens - 1) / layer.page_tokens;
+  first = std::max<int64_t>(0, begin - options.sinks) / layer.page_tokens;
+  if (options.sinks + packed <= begin) first = end;
+}
+
+// A window holds one page more while a new one is filled and the oldest not let go of yet.
+int64_t Form::most_pages(const LayerForm& layer, int64_t tokens) const noexcept {
+  const int64_t all = (packed(layer, tokens) + layer.page_tokens - 1) / layer.page_tokens;
+  if (layer.window == 0) return all;
+  const int64_t length = std::max<int64_t>(0, layer.kept(rollback) - residual());
+  return std::min(all, length == 0 ? 0 : (length + layer.page_tokens - 2) / layer.page_tokens + 2);
+}
+
+int64_t Form::list_columns(int64_t tokens) const noexcept {
+  int64_t most = 0;
+  for (const LayerForm& layer : layers) {
+    most = std::max(most, std::min(sdk::PageLayout::count(tokens), sdk::PageLayout::span(ring(layer)) + 1));
+  }
+  return sdk::PagedLayer::columns(most);
+}
+
+int64_t Form::page_columns(int64_t tokens) const noexcept {
+  int64_t most = 0;
+  for (const LayerForm& layer : layers) most = std::max(most, most_pages(layer, tokens));
+  return sdk::PagedLayer::columns(most);
+}
+
+kvp_status Form::probe_fused(const LayerForm& layer, int64_t batch, float softcap, int64_t window, int64_t chunk,
+                             uint64_t& workspace, std::string& reason) const {
+  const kvp_quantizer_iface& iface = *layer.k.handle.iface;
+  const bool has = KVP_HAS_FIELD(&iface, get_extension) && iface.get_extension != nullptr;
+  const auto* ext = has ? static_cast<const kvp_qattend_ext*>(iface.get_extension(KVP_EXT_QUANT_ATTEND)) : nullptr;
+  if (ext == nullptr) {
+    reason = "quantizer '" + std::string(id_of(layer.k)) + "' does not attend over packed tokens (" +
+             KVP_EXT_QUANT_ATTEND + ")";
+    return KVP_UNSUPPORTED;
+  }
+  kvp_qattend_desc desc{};
+  desc.struct_size = sizeof desc;
+  desc.q_heads = static_cast<int32_t>(layer.q_heads);
+  desc.kv_heads = static_cast<int32_t>(layer.layout.kv_heads);
+  desc.key_dim = static_cast<int32_t>(layer.layout.key_dim);
+  desc.value_dim = static_cast<int32_t>(layer.layout.value_dim);
+  desc.max_batch = batch;
+  desc.max_query = kTileQueries;
+  desc.window = window;
+  desc.chunk = chunk;
+  desc.q_dtype = options.hadamard ? sdk::kFloat32 : dtype;
+  desc.softcap = softcap;
+  desc.device_type = KVP_DEVICE_CPU;
+  Answer answer;
+  const kvp_status status = ext->probe(layer.k.handle.self, &layer.v.handle, &desc, &workspace, &answer.err);
+  if (status != KVP_OK) reason = answer.text;
+  return status;
+}
+
+Scratch Form::scratch(const LayerForm& layer, int64_t batch, int32_t workers) const {
+  const sdk::PageLayout& p = layer.layout;
+  Scratch s{};
+  const auto take = [&](int64_t bytes) {
+    const int64_t at = s.bytes;
+    s.bytes += aligned(bytes);
+    return at;
+  };
+  const auto attend = [&](kvp_dtype type, int64_t rows) {
+    return static_cast<int64_t>(sdk::attend_scratch_bytes(
+        {rows, layer.q_heads, p.kv_heads, kManyQueries, p.key_dim, p.value_dim, type}, workers));
+  };
+  s.attend = take(std::max(attend(dtype, batch), attend(sdk::kFloat32, 1)));
+  const int64_t vectors = batch * layer.q_heads * kTileQueries;
+  s.acc = take(vectors * p.value_dim * 4);
+  s.acc_lse = take(vectors * 4);
+  s.part = take(vectors * p.value_dim * 4);
+  s.part_lse = take(vectors * 4);
+  s.q = take(vectors * p.key_dim * 4);
+  s.tile_k = take(p.kv_heads * (layer.page_tokens + sdk::kBlockTokens) * p.key_dim * 4);
+  s.tile_v = take(p.kv_heads * (layer.page_tokens + sdk::kBlockTokens) * p.value_dim * 4);
+  const int64_t room = std::max(layer.run_tokens, layer.token_block);
+  s.staging_bytes = aligned(p.kv_heads * room * (p.key_dim + p.value_dim) * p.element);
+  s.workspace = static_cast<int64_t>((std::max(layer.k.workspace, layer.v.workspace) + 63) / 64 * 64);
+  s.staging = take((s.staging_bytes + s.workspace) * workers);
+  uint64_t fused = 0;
+  std::string reason;
+  const int64_t window = layer.kind == KVP_LAYER_SLIDING ? layer.window : 0;
+  const int64_t chunk = layer.kind == KVP_LAYER_CHUNKED ? layer.window : 0;
+  const bool serves = options.fused != Fused::kOff && probe_fused(layer, batch, 0, window, chunk, fused, reason) == KVP_OK;
+  s.quant_workspace = take(serves ? static_cast<int64_t>(fused) : 0);
+  return s;
+}
+
+int64_t Form::scratch_bytes(int64_t batch, int32_t workers) const {
+  int64_t most = 0;
+  for (const LayerForm& layer : layers) most = std::max(most, scratch(layer, batch, workers).bytes);
+  return most;
+}
+
+void Form::plan(int64_t batch, int64_t tokens, kvp_memory& out) const {
+  if (batch == 0 || tokens == 0) return;
+  auto& reserved = out.reserved[KVP_TIER_HOST];
+  auto& used = out.used[KVP_TIER_HOST];
+  int64_t view = 0, table = 0, transient = 0;
+  for (const LayerForm& layer : layers) {
+    const sdk::PageLayout& p = layer.layout;
+    const int64_t page = sdk::HeapPages::page_bytes(p), ring_tokens = ring(layer);
+    const int64_t sunk = std::min(tokens, options.sinks);
+    reserved[KVP_PURPOSE_RESIDUAL] +=
+        unsigned_of(batch * page * (sdk::PagedLayer::most_pages(tokens, ring_tokens) + sdk::PageLayout::count(sunk)));
+    used[KVP_PURPOSE_RESIDUAL] += unsigned_of(batch * p.token_bytes() * (std::min(tokens, ring_tokens) + sunk));
+    const int64_t pages = batch * most_pages(layer, tokens);
+    reserved[KVP_PURPOSE_PACKED] += unsigned_of(pages * (PageShape::kHead + layer.page.code_bytes));
+    reserved[KVP_PURPOSE_SCALES] += unsigned_of(pages * layer.page.scale_bytes);
+    int64_t first = 0, end = 0;
+    const int64_t count = packed(layer, tokens);
+    page_range(layer, std::max<int64_t>(0, tokens - layer.kept(rollback)), count, first, end);
+    const int64_t blocks = first == end ? 0 : batch * (count - first * layer.page_tokens) / layer.token_block;
+    const int64_t in_page = layer.page_tokens / layer.token_block;
+    used[KVP_PURPOSE_PACKED] += unsigned_of(blocks * layer.page.code_bytes / in_page);
+    used[KVP_PURPOSE_SCALES] += unsigned_of(blocks * layer.page.scale_bytes / in_page);
+    const int64_t tables = sdk::PagedLayer::table_bytes(batch, tokens, ring_tokens) +
+                           batch * 8 * (sdk::PagedLayer::columns(most_pages(layer, tokens)) +
+                                        sdk::PagedLayer::columns(sdk::PageLayout::count(sunk)));
+    reserved[KVP_PURPOSE_OTHER] += unsigned_of(tables);
+    table = std::max(table, tables);
+    transient = std::max(transient, layer.window == 0 ? 0 : pages * layer.page.bytes());
+    view = std::max(view, batch * tokens * p.token_bytes());
+    out.unquantized += unsigned_of(batch * std::min(tokens, layer.kept(rollback)) * p.token_bytes());
+  }
+  constexpr auto kEntry = static_cast<int64_t>(sizeof(sdk::KvBlock));
+  const int64_t list = batch * (list_columns(tokens) + sink_columns(tokens)) * kEntry;
+  const int64_t pages = batch * page_columns(tokens) * static_cast<int64_t>(sizeof(kvp_qpage));
+  reserved[KVP_PURPOSE_OTHER] += unsigned_of(list + pages);
+  reserved[KVP_PURPOSE_SCRATCH] += unsigned_of(scratch_bytes(batch, sdk::worker_count(sdk::host_parallel())));
+  used[KVP_PURPOSE_OTHER] = reserved[KVP_PURPOSE_OTHER];
+  used[KVP_PURPOSE_SCRATCH] = reserved[KVP_PURPOSE_SCRATCH];
+  uint64_t peak = 0;
+  for (const uint64_t bytes : reserved) peak += bytes;
+  // On the way: views and the list of blocks of a prompt given at once, a table copied into a larger one, a window's
+  // new pages before its old ones go.
+  const int64_t long_list = batch * (sdk::PageLayout::count(tokens) + sink_columns(tokens)) * kEntry;
+  out.peak[KVP_TIER_HOST] = peak + unsigned_of(std::max(view + long_list, table) + transient);
+}
+
+}  // namespace kvplug::quantized

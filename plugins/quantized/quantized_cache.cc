@@ -1,0 +1,501 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "quantized_cache.h"
+
+#include <cstring>
+
+#include "vectors.h"
+
+namespace kvplug::quantized {
+namespace {
+
+using sdk::Append;
+using sdk::Block;
+using sdk::fail;
+using sdk::KvBlock;
+constexpr auto kBlock = static_cast<int64_t>(sizeof(KvBlock));
+
+bool may_allocate(const kvp_call& call) noexcept { return (call.flags & (KVP_CALL_PREPARED | KVP_CALL_CAPTURE)) == 0; }
+bool check_only(const kvp_call& call) noexcept { return (call.flags & KVP_CALL_CHECK) != 0; }
+uint64_t unsigned_of(int64_t n) noexcept { return static_cast<uint64_t>(n); }
+
+}  // namespace
+
+void QuantizedCache::probe(const kvp_cache_create& create, kvp_cache_info& out) {
+  const Form form(create);
+  out.flags = KVP_CACHE_LOSSY | KVP_CACHE_ROW_CROP;
+  out.max_rollback = -1;
+  for (const LayerForm& layer : form.layers) out.token_block = std::max(out.token_block, layer.token_block);
+  // Views round to the type of K and V, attention reads what was packed; integer kernels round q and the weights.
+  out.tolerance = 1.0 / 64;
+}
+
+QuantizedCache::QuantizedCache(const kvp_cache_create& create)
+    : form_(create), owner_(create.owner), parallel_(sdk::host_parallel()), fused_(form_.layers.size()) {
+  for (const LayerForm& layer : form_.layers) layers_.push_back(std::make_unique<Layer>(layer, form_, owner_));
+}
+
+QuantizedCache::QuantizedCache(const QuantizedCache& other, uint64_t owner)
+    : form_(other.form_), owner_(owner), parallel_(other.parallel_), batch_(other.batch_), fused_(other.fused_.size()) {
+  for (const auto& layer : other.layers_) layers_.push_back(std::make_unique<Layer>(*layer, owner));
+  row_blocks_.resize(static_cast<size_t>(batch_));
+  sink_blocks_.resize(static_cast<size_t>(batch_));
+  attend_rows_.resize(static_cast<size_t>(batch_));
+  positions_.resize(static_cast<size_t>(batch_));
+  note_peak();
+}
+
+Layer& QuantizedCache::layer_at(int32_t layer) const {
+  if (layer < 0 || static_cast<size_t>(layer) >= layers_.size()) {
+    fail(KVP_INVALID_ARGUMENT, "layer ", layer, " was asked for; the cache has ", layers_.size(), " layers");
+  }
+  return *layers_[static_cast<size_t>(layer)];
+}
+
+bool QuantizedCache::empty() const noexcept {
+  return std::all_of(layers_.begin(), layers_.end(), [](const auto& layer) { return layer->rows().longest() == 0; });
+}
+
+void QuantizedCache::set_batch(int64_t batch) {
+  const auto n = static_cast<size_t>(batch);
+  row_blocks_.resize(n);
+  sink_blocks_.resize(n);
+  attend_rows_.resize(n);
+  positions_.resize(n);
+  for (const auto& layer : layers_) layer->start(batch);
+  batch_ = batch;
+}
+
+int64_t QuantizedCache::held_bytes() const noexcept {
+  auto held = static_cast<int64_t>(scratch_.bytes() + list_.bytes() + long_list_.bytes() + page_list_.bytes() +
+                                   views_.bytes());
+  for (const auto& layer : layers_) held += layer->held_bytes();
+  return held;
+}
+
+void QuantizedCache::ensure_scratch(int64_t batch, bool may_allocate) {
+  if (batch <= scratch_batch_) return;
+  if (!may_allocate) {
+    fail(KVP_INVALID_STATE, "a prepared call must not allocate, but attend has no scratch for ", batch,
+         " rows: reserve first");
+  }
+  const int32_t workers = sdk::worker_count(parallel_);
+  std::vector<Scratch> places;
+  for (const auto& layer : layers_) places.push_back(form_.scratch(layer->form(), batch, workers));
+  int64_t bytes = 0;
+  for (const Scratch& place : places) bytes = std::max(bytes, place.bytes);
+  scratch_batch_ = 0;
+  scratch_ = Block();
+  scratch_ = Block(sdk::host_memory(owner_, KVP_PURPOSE_SCRATCH, unsigned_of(bytes)));
+  places_ = std::move(places);
+  scratch_batch_ = batch;
+}
+
+void QuantizedCache::ensure_lists(int64_t batch, int64_t tokens, bool may_allocate) {
+  const int64_t list = batch * (form_.list_columns(tokens) + form_.sink_columns(tokens)) * kBlock;
+  const int64_t pages = batch * form_.page_columns(tokens) * static_cast<int64_t>(sizeof(kvp_qpage));
+  const bool grows = list > static_cast<int64_t>(list_.bytes()) || pages > static_cast<int64_t>(page_list_.bytes());
+  if (!grows) return;
+  if (!may_allocate) {
+    fail(KVP_INVALID_STATE, "a prepared call must not allocate, but the lists of blocks have no room for ", batch,
+         " rows of ", tokens, " tokens: reserve first");
+  }
+  const auto grow = [&](Block& block, int64_t bytes) {
+    if (bytes <= static_cast<int64_t>(block.bytes())) return;
+    block = Block();
+    block = Block(sdk::host_memory(owner_, KVP_PURPOSE_OTHER, unsigned_of(bytes)));
+  };
+  grow(list_, list);
+  grow(page_list_, pages);
+}
+
+void QuantizedCache::lengths(int32_t layer, int64_t query_len, kvp_lengths& out) const {
+  const Layer& at = layer_at(layer);
+  if (query_len < 0 || query_len > sdk::PagedLayer::kMostTokens) fail(KVP_INVALID_ARGUMENT, "query_len is ", query_len);
+  at.rows().fill(out);
+  out.max = -1;
+  out.kv_offset = at.first_slot();
+  out.kv_len = out.seen + query_len - out.kv_offset;
+}
+
+void QuantizedCache::prepare(Layer& layer, const Append& a, const kvp_call& call, int64_t view_bytes) {
+  const int64_t before = batch_;
+  if (a.batch != before) {
+    if (!empty()) fail(KVP_INVALID_ARGUMENT, "the batch is ", a.batch, "; the cache holds ", before, " rows");
+    try {
+      set_batch(a.batch);
+    } catch (...) {
+      set_batch(before);
+      throw;
+    }
+  }
+  const bool allowed = may_allocate(call);
+  views_ = Block();
+  const auto held_here = [&] {
+    return layer.held_bytes() + static_cast<int64_t>(scratch_.bytes() + list_.bytes() + page_list_.bytes() +
+                                                     long_list_.bytes() + views_.bytes());
+  };
+  const int64_t held_before = held_here();
+  try {
+    layer.rows().check_append(a);
+    ensure_scratch(a.batch, allowed);
+    layer.prepare_append(form_, a, allowed);
+    int64_t longest = 0, entries = 0;
+    for (int64_t b = 0; b < a.batch; ++b) {
+      const int64_t stored = layer.rows()[b].stored() + a.stored(b);
+      longest = std::max(longest, stored);
+      entries += layer.exact().block_count(b, a) + form_.sink_columns(stored);
+    }
+    ensure_lists(a.batch, longest, allowed);
+    if (entries * kBlock > static_cast<int64_t>(list_.bytes())) {
+      if (!allowed) fail(KVP_INVALID_STATE, "a prepared call must not allocate, but ", a.tokens, " tokens need a list");
+      long_list_ = Block(sdk::host_memory(owner_, KVP_PURPOSE_SCRATCH, unsigned_of(entries * kBlock)));
+    }
+    if (view_bytes > 0) {
+      if (!allowed) {
+        fail(KVP_INVALID_STATE, "a prepared call must not allocate, but views of K and V need ", view_bytes, " bytes");
+      }
+      views_ = Block(sdk::host_memory(owner_, KVP_PURPOSE_SCRATCH, unsigned_of(view_bytes)));
+    }
+    if (held_here() > held_before) note_peak();
+  } catch (...) {
+    long_list_ = Block();
+    views_ = Block();
+    layer.trim(form_);
+    if (batch_ != before) set_batch(before);
+    throw;
+  }
+}
+
+// Rings, with the tokens of an append under way, and sinks.
+void QuantizedCache::list_blocks(Layer& layer, const Append& a, const kvp_tensor* k, const kvp_tensor* v) noexcept {
+  auto* next = reinterpret_cast<KvBlock*>((long_list_.bytes() > 0 ? long_list_ : list_).data());
+  for (int64_t b = 0; b < layer.rows().batch(); ++b) {
+    row_blocks_[static_cast<size_t>(b)] = next;
+    next += layer.exact().blocks(b, a, k, v, next);
+    sink_blocks_[static_cast<size_t>(b)] = next;
+    if (sdk::PagedLayer* sinks = layer.sinks()) next += sinks->blocks(b, {}, nullptr, nullptr, next);
+  }
+}
+
+// Packs and ends an append; taken back if a quantizer fails.
+void QuantizedCache::finish(Layer& layer, const Append& a, const kvp_tensor& k, const kvp_tensor& v,
+                            const kvp_call& call, int64_t batch_before) {
+  const auto index = static_cast<size_t>(
+      std::find_if(layers_.begin(), layers_.end(), [&](const auto& each) { return each.get() == &layer; }) -
+      layers_.begin());
+  try {
+    const Scratch& place = places_[index];
+    const Layer::Packed done =
+        layer.pack(form_, a, row_blocks_.data(), parallel_, call, at(place.staging), place);
+    counts_.packed_tokens += done.tokens;
+    counts_.requantized_tokens += done.again;
+  } catch (...) {
+    layer.cancel_append(a);
+    layer.trim(form_);
+    long_list_ = Block();
+    views_ = Block();
+    if (batch_ != batch_before) set_batch(batch_before);
+    throw;
+  }
+  layer.end_append(form_, a, k, v, parallel_);
+}
+
+void QuantizedCache::unpack(const Layer& layer, bool keys, PackedPage& page, int64_t from, int64_t tokens,
+                            bool turn_back, const kvp_call& call, kvp_tensor& to) const {
+  const Side& side = keys ? layer.form().k : layer.form().v;
+  kvp_qpart parts[KVP_MAX_PARTS];
+  layer.parts_of(side, keys, page, from, tokens, parts);
+  char text[256] = "";
+  kvp_error err{sizeof err, 0, 0, text, sizeof text, 0};
+  const kvp_status status =
+      side.handle.iface->dequantize(side.handle.self, &call, parts, side.n_parts, &to, &err);
+  if (status != KVP_OK) fail(status, "a quantizer failed to unpack: ", text);
+  if (!form_.options.hadamard || !turn_back) return;
+  for (int64_t head = 0; head < to.shape[1]; ++head) {
+    for (int64_t i = 0; i < tokens; ++i) rotate(reinterpret_cast<float*>(sdk::at(to, 0, head, i)), side.dim);
+  }
+}
+
+void QuantizedCache::write_views(Layer& layer, int64_t kv_len, int64_t kv_offset, const kvp_call& call, kvp_tensor& k,
+                                 kvp_tensor& v) {
+  const LayerForm& f = layer.form();
+  const sdk::PageLayout& p = f.layout;
+  const int64_t batch = layer.rows().batch();
+  std::byte* const k_data = views_.data();
+  std::byte* const v_data = k_data == nullptr ? nullptr : k_data + batch * p.kv_heads * kv_len * p.key_dim * p.element;
+  k = sdk::dense_tensor(k_data, form_.dtype, {batch, p.kv_heads, kv_len, p.key_dim});
+  v = sdk::dense_tensor(v_data, form_.dtype, {batch, p.kv_heads, kv_len, p.value_dim});
+  k.flags = v.flags = KVP_TENSOR_READ_ONLY;
+  if (k_data == nullptr) return;
+  std::memset(k_data, 0, static_cast<size_t>(batch * p.kv_heads * kv_len * p.token_bytes() / p.kv_heads));
+  const auto index = static_cast<size_t>(
+      std::find_if(layers_.begin(), layers_.end(), [&](const auto& each) { return each.get() == &layer; }) -
+      layers_.begin());
+  for (const bool keys : {true, false}) {
+    const int64_t dim = keys ? p.key_dim : p.value_dim;
+    kvp_tensor& view = keys ? k : v;
+    const auto token = static_cast<size_t>(dim * p.element);
+    for (int64_t b = 0; b < batch; ++b) {
+      const sdk::Rows::Row row = layer.rows()[b];
+      const Layer::Row& packed = layer.row(b);
+      const int64_t shift = row.pad - kv_offset;
+      const int64_t first = std::max(packed.begin, -shift), last = row.stored();
+      const auto copy = [&](const KvBlock* blocks, int64_t first_block, int64_t from, int64_t to) {
+        for (int64_t position = std::max(from, first); position < std::min(to, last); ++position) {
+          const KvBlock& block = blocks[position / sdk::kBlockTokens - first_block];
+          for (int64_t head = 0; head < p.kv_heads; ++head) {
+            const int64_t at = head * (keys ? block.k_head_stride : block.v_head_stride) +
+                               position % sdk::kBlockTokens * (keys ? block.k_token_stride : block.v_token_stride);
+            std::memcpy(sdk::at(view, b, head, position + shift),
+                        reinterpret_cast<const std::byte*>(reinterpret_cast<int64_t>(keys ? block.k : block.v) +
+                                                           at * p.element),
+                        token);
+          }
+        }
+      };
+      const int64_t exact_from =
+          packed.packed == 0 ? layer.exact().begin(b) : layer.packed_end(b);
+      copy(row_blocks_[static_cast<size_t>(b)], layer.exact().first_block(b), exact_from, last);
+      if (layer.sinks() != nullptr) {
+        copy(sink_blocks_[static_cast<size_t>(b)], 0, 0,
+             std::min({form_.options.sinks, layer.sinks()->rows()[b].stored(), exact_from}));
+      }
+      for (int64_t i = packed.first; i < packed.end; ++i) {
+        const int64_t page_begin = form_.options.sinks + i * f.page_tokens;
+        const int64_t n = std::min(f.page_tokens, packed.packed - i * f.page_tokens);
+        if (page_begin + n <= first) continue;
+        kvp_tensor tile = sdk::dense_tensor(at(keys ? places_[index].tile_k : places_[index].tile_v), sdk::kFloat32,
+                                            {1, p.kv_heads, n, dim});
+        unpack(layer, keys, *layer.page(b, i), 0, n, true, call, tile);
+        if (keys) counts_.dequantized_tokens += unsigned_of(n);
+        for (int64_t t = 0; t < n; ++t) {
+          const int64_t position = page_begin + t;
+          if (position < first) continue;
+          for (int64_t head = 0; head < p.kv_heads; ++head) {
+            from_floats(reinterpret_cast<const float*>(sdk::at(tile, 0, head, t)), dim, form_.dtype,
+                        sdk::at(view, b, head, position + shift));
+          }
+        }
+      }
+    }
+  }
+}
+
+void QuantizedCache::update(const kvp_call& call, const kvp_update_args& args, kvp_tensor* out_k, kvp_tensor* out_v) {
+  Layer& layer = layer_at(args.layer);
+  const sdk::PageLayout& p = layer.form().layout;
+  Append a{batch_, 0, args.pad, args.count};
+  if (args.k != nullptr || args.v != nullptr) {
+    sdk::check_tensor("k", args.k, form_.dtype, {-1, p.kv_heads, -1, p.key_dim});
+    a.batch = args.k->shape[0];
+    a.tokens = args.k->shape[2];
+    sdk::check_tensor("v", args.v, form_.dtype, {a.batch, p.kv_heads, a.tokens, p.value_dim});
+  }
+  const bool appends = a.tokens > 0, shows = out_k != nullptr;
+  if (!appends) {
+    if (!shows) return;
+    a.pad = a.count = nullptr;
+  }
+  const int64_t kv_offset = layer.first_slot(), kv_len = layer.rows().longest() + a.tokens - kv_offset;
+  const int64_t view_bytes = shows ? a.batch * kv_len * p.token_bytes() : 0;
+  if (!appends && empty()) {
+    *out_k = sdk::dense_tensor(nullptr, form_.dtype, {a.batch, p.kv_heads, kv_len, p.key_dim});
+    *out_v = sdk::dense_tensor(nullptr, form_.dtype, {a.batch, p.kv_heads, kv_len, p.value_dim});
+    return;
+  }
+  const int64_t batch_before = batch_;
+  prepare(layer, a, call, view_bytes);
+  if (appends) counts_.bytes_copied_on_write += unsigned_of(layer.begin_append(a, *args.k, *args.v, parallel_));
+  list_blocks(layer, a, appends ? args.k : nullptr, args.v);
+  kvp_tensor k{}, v{};
+  try {
+    if (shows) write_views(layer, kv_len, kv_offset, call, k, v);
+  } catch (...) {
+    if (appends) layer.cancel_append(a);
+    layer.trim(form_);
+    long_list_ = Block();
+    views_ = Block();
+    if (batch_ != batch_before) set_batch(batch_before);
+    throw;
+  }
+  if (appends) finish(layer, a, *args.k, *args.v, call, batch_before);
+  long_list_ = Block();
+  if (!shows) return;
+  *out_k = k;
+  *out_v = v;
+  ++counts_.view_updates;
+}
+
+void QuantizedCache::reset(const kvp_call&) {
+  views_ = Block();
+  for (const auto& layer : layers_) layer->reset();
+  batch_ = 0;
+}
+
+void QuantizedCache::gather(const kvp_call& call, const int64_t* src_rows, int64_t n) {
+  sdk::check_gather(src_rows, n, batch_);
+  if (check_only(call)) return;
+  const auto most = static_cast<size_t>(std::max(n, batch_));
+  row_blocks_.resize(most);
+  sink_blocks_.resize(most);
+  attend_rows_.resize(most);
+  positions_.resize(most);
+  const bool allowed = may_allocate(call);
+  for (const auto& layer : layers_) layer->prepare_gather(src_rows, n, allowed);
+  if (!empty()) {
+    int64_t longest = 0;
+    for (const auto& layer : layers_) longest = std::max(longest, layer->rows().longest());
+    ensure_scratch(n, allowed);
+    ensure_lists(n, longest, allowed);
+  }
+  views_ = Block();
+  for (const auto& layer : layers_) layer->gather(form_, src_rows, n);
+  batch_ = n;
+  note_peak();
+}
+
+void QuantizedCache::crop(const kvp_call& call, const int64_t* n_remove, int64_t n) {
+  sdk::check_crop(n_remove, n, batch_);
+  std::vector<int64_t> seen(static_cast<size_t>(batch_));
+  for (int64_t b = 0; b < batch_; ++b) {
+    int64_t furthest = 0;
+    for (const auto& layer : layers_) furthest = std::max(furthest, layer->rows()[b].seen);
+    seen[static_cast<size_t>(b)] = std::max<int64_t>(0, furthest - n_remove[n == 1 ? 0 : b]);
+  }
+  for (int64_t b = 0; b < batch_; ++b) {
+    const int64_t keeps = seen[static_cast<size_t>(b)];
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const Layer& at = *layers_[i];
+      if (at.can_truncate(b, keeps)) continue;
+      fail(KVP_INVALID_STATE, "layer ", i, ": row ", b, " cannot be cut to ", keeps, " tokens: its window of ",
+           at.form().window, " would need tokens before position ", at.row(b).begin,
+           ", which are gone; set_rollback before they arrive keeps them");
+    }
+  }
+  if (check_only(call)) return;
+  views_ = Block();
+  const bool nothing = std::all_of(n_remove, n_remove + n, [](int64_t count) { return count == 0; });
+  if (nothing) {
+    for (const auto& layer : layers_) {
+      layer->drop_record(form_);
+      layer->trim(form_);
+    }
+    return;
+  }
+  std::vector<std::vector<Layer::Refill>> refills;
+  try {
+    for (const auto& layer : layers_) refills.push_back(layer->prepare_truncate(seen, may_allocate(call)));
+    const auto cut = [](const auto& list) { return !list.empty(); };
+    if (std::any_of(refills.begin(), refills.end(), cut)) ensure_scratch(batch_, may_allocate(call));
+    note_peak();
+  } catch (...) {
+    for (const auto& layer : layers_) layer->trim(form_);
+    throw;
+  }
+  // What a cut block leaves is unpacked before the block goes. A quantizer that fails here leaves rows half cut: lost.
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    Layer& layer = *layers_[i];
+    const LayerForm& f = layer.form();
+    const sdk::PageLayout& p = f.layout;
+    for (const Layer::Refill& refill : refills[i]) {
+      const int64_t index = refill.from / f.page_tokens;
+      kvp_tensor whole[2], rest[2];
+      for (const bool keys : {true, false}) {
+        const int64_t dim = keys ? p.key_dim : p.value_dim;
+        kvp_tensor& tile = whole[keys ? 0 : 1];
+        tile = sdk::dense_tensor(at(keys ? places_[i].tile_k : places_[i].tile_v), sdk::kFloat32,
+                                 {1, p.kv_heads, f.token_block, dim});
+        try {
+          unpack(layer, keys, *layer.page(refill.b, index), refill.from % f.page_tokens, f.token_block, true, call,
+                 tile);
+        } catch (const sdk::Fault& fault) {
+          fail(KVP_INTERNAL, "crop: ", fault.text());
+        }
+        std::byte* const room = at(places_[i].staging) + (keys ? 0 : p.kv_heads * f.token_block * p.key_dim * p.element);
+        rest[keys ? 0 : 1] = sdk::dense_tensor(room, form_.dtype, {1, p.kv_heads, refill.tokens, dim});
+        for (int64_t head = 0; head < p.kv_heads; ++head) {
+          for (int64_t t = 0; t < refill.tokens; ++t) {
+            from_floats(reinterpret_cast<const float*>(sdk::at(tile, 0, head, t)), dim, form_.dtype,
+                        sdk::at(rest[keys ? 0 : 1], 0, head, t));
+          }
+        }
+      }
+      counts_.dequantized_tokens += unsigned_of(refill.tokens);
+      layer.truncate(refill.b, refill.seen);
+      layer.exact().refill(refill.b, refill.seen, rest[0], rest[1]);
+    }
+  }
+  for (int64_t b = 0; b < batch_; ++b) {
+    for (const auto& layer : layers_) layer->truncate(b, seen[static_cast<size_t>(b)]);
+  }
+  for (const auto& layer : layers_) layer->trim(form_);
+}
+
+void QuantizedCache::set_rollback(const kvp_call& call, int64_t max_tokens) {
+  if (max_tokens < 0) fail(KVP_INVALID_ARGUMENT, "set_rollback to ", max_tokens, " tokens; expected 0 or more");
+  if (check_only(call)) return;
+  form_.rollback = std::min(max_tokens, sdk::PagedLayer::kMostTokens);
+  for (const auto& layer : layers_) layer->set_rollback(form_);
+}
+
+void QuantizedCache::reserve(const kvp_call& call, int64_t batch, int64_t tokens) {
+  if (batch < 0 || tokens < 0) {
+    fail(KVP_INVALID_ARGUMENT, "reserve for batch ", batch, " and ", tokens, " tokens; expected 0 or more");
+  }
+  constexpr int64_t kMost = sdk::PagedLayer::kMostTokens;
+  if (batch > kMost || tokens > kMost || (batch > 0 && tokens > kMost / batch)) {
+    fail(KVP_OUT_OF_MEMORY, "reserve for batch ", batch, " and ", tokens, " tokens is more than any memory holds");
+  }
+  if (check_only(call)) return;
+  if (!may_allocate(call)) fail(KVP_INVALID_STATE, "reserve must allocate, but the call forbids it");
+  if (batch == 0 || tokens == 0) return;
+  ensure_scratch(batch, true);
+  ensure_lists(batch, tokens, true);
+  try {
+    for (const auto& layer : layers_) layer->reserve(form_, batch, tokens);
+  } catch (...) {
+    for (const auto& layer : layers_) layer->trim(form_);
+    throw;
+  }
+  note_peak();
+}
+
+void QuantizedCache::memory(int32_t layer, kvp_memory& out) const {
+  auto& reserved = out.reserved[KVP_TIER_HOST];
+  int64_t tables = 0, plain = 0;
+  const auto count = [&](const Layer& at) {
+    at.add_memory(out);
+    tables += at.table_bytes();
+    plain += at.readable_tokens() * at.form().layout.token_bytes();
+  };
+  if (layer == -1) {
+    for (const auto& at : layers_) count(*at);
+    tables += static_cast<int64_t>(list_.bytes() + page_list_.bytes());
+    reserved[KVP_PURPOSE_SCRATCH] = out.used[KVP_TIER_HOST][KVP_PURPOSE_SCRATCH] = scratch_.bytes() + views_.bytes();
+  } else {
+    count(layer_at(layer));
+  }
+  reserved[KVP_PURPOSE_OTHER] += unsigned_of(tables);
+  out.used[KVP_TIER_HOST][KVP_PURPOSE_OTHER] = reserved[KVP_PURPOSE_OTHER];
+  out.unquantized = unsigned_of(plain);
+  uint64_t held = 0;
+  for (const uint64_t bytes : reserved) held += bytes;
+  out.peak[KVP_TIER_HOST] = layer == -1 ? std::max(unsigned_of(peak_), held) : held;
+}
+
+size_t QuantizedCache::counters(kvp_counter* out, size_t room) const {
+  int64_t pages = 0;
+  for (const auto& layer : layers_) pages += layer->held_pages();
+  const kvp_counter all[] = {{"fused_attend_calls", counts_.fused_attend_calls},
+                             {"view_attend_calls", counts_.view_attend_calls},
+                             {"view_updates", counts_.view_updates},
+                             {"dequantized_tokens", counts_.dequantized_tokens},
+                             {"requantized_tokens", counts_.requantized_tokens},
+                             {"packed_tokens", counts_.packed_tokens},
+                             {"bytes_copied_on_write", counts_.bytes_copied_on_write},
+                             {"pages", unsigned_of(pages)}};
+  if (out != nullptr) std::copy_n(all, std::min(room, std::size(all)), out);
+  return std::size(all);
+}
+
+}  // namespace kvplug::quantized
