@@ -37,6 +37,7 @@ config::KindTable kind_table(const Registry& registry) {
     const OptionsSchema* schema = registry.schema(KVP_IFACE_CACHE, kind);
     table.schemas.emplace(kind, schema ? *schema : OptionsSchema());
   }
+  table.quantizers = registry.quantizer_schemas();
   table.searched = registry.places();
   return table;
 }

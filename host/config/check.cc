@@ -2,7 +2,6 @@
 #include "config/check.h"
 
 #include <algorithm>
-#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <optional>
@@ -176,11 +175,6 @@ class Checker {
   const std::filesystem::path& base_;
 };
 
-bool same_but_for_case(const std::string& a, const std::string& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); });
-}
-
 }  // namespace
 
 json check_value(const Key& key, const Node& node, const std::string& where, const std::filesystem::path& base_dir) {
@@ -207,29 +201,25 @@ void throw_unknown_key(const std::string& word, const std::string& title, const 
   throw Error(Code::kConfig, "unknown key", hint + "(keys of " + title + ": " + join_words(shown) + ")", where);
 }
 
-json check_cache_option(const std::string& kind, const KindTable& kinds, const std::string& option, const json& value,
-                        const std::string& where) {
-  const OptionsSchema& schema = kinds.schemas.at(kind);
-  std::vector<std::string> known;
-  for (const OptionSpec& spec : schema.options()) known.push_back(spec.key);
-  const OptionSpec* spec = schema.find(option);
-  if (spec == nullptr) {
-    const auto owner = std::find_if(kinds.schemas.begin(), kinds.schemas.end(),
-                                    [&](const auto& other) { return other.second.find(option) != nullptr; });
-    if (owner != kinds.schemas.end())
-      throw Error(Code::kConfig, "a key of \"" + owner->first + "\", not of \"" + kind + "\"",
-                  "remove the key, or use cache_implementation = \"" + owner->first + "\" (keys of \"" + kind +
-                      "\": " + (known.empty() ? "none" : join_words(known)) + ")",
-                  where);
-    throw_unknown_key(option, "\"" + kind + "\"", known, where);
-  }
-  // HF's own back ends are written in any case of letters.
-  if (option == "backend" && value.is_string())
-    for (const json& word : spec->allowed)
-      if (word.is_string() && same_but_for_case(word.get<std::string>(), value.get<std::string>())) return word;
-  if (const std::string problem = check_option(*spec, value); !problem.empty())
-    throw Error(Code::kConfig, problem, spec->description, where);
-  return value;
+json check_cache_option(const std::string& kind, const KindTable& kinds, const KindOptions& options,
+                        const std::string& option, const json& value, const std::string& where) {
+  const std::optional<OptionProblem> problem = options.check(option, value);
+  if (!problem) return KindOptions::normal(option, value);
+  if (problem->message != KindOptions::kUnknownKey) throw Error(Code::kConfig, problem->message, problem->hint, where);
+  const auto knows = [&](const auto& other) {
+    if (other.first == kind) return false;
+    const auto takes = [&](const auto& quantizer) { return quantizer_takes(quantizer.second, option); };
+    return other.second.find(option) != nullptr ||
+           (takes_quantizers(other.second) && std::any_of(kinds.quantizers.begin(), kinds.quantizers.end(), takes));
+  };
+  const std::vector<std::string> known = options.keys();
+  const auto owner = std::find_if(kinds.schemas.begin(), kinds.schemas.end(), knows);
+  if (owner != kinds.schemas.end())
+    throw Error(Code::kConfig, "a key of \"" + owner->first + "\", not of \"" + kind + "\"",
+                "remove the key, or use cache_implementation = \"" + owner->first + "\" (keys of \"" + kind +
+                    "\": " + (known.empty() ? "none" : join_words(known)) + ")",
+                where);
+  throw_unknown_key(option, "\"" + kind + "\"", known, where);
 }
 
 }  // namespace kvplug::config

@@ -19,10 +19,10 @@ namespace kvplug::config {
 nlohmann::json check_value(const Key& key, const Node& node, const std::string& where,
                            const std::filesystem::path& base_dir);
 
-// One option of the cache kind `kind` (a name in `kinds`) against the schema of that kind; a key that only another kind
-// has is called so. Gives the value in its normal form.
-nlohmann::json check_cache_option(const std::string& kind, const KindTable& kinds, const std::string& option,
-                                  const nlohmann::json& value, const std::string& where);
+// One option of the cache kind `kind` (a name in `kinds`) against all that its options are; a key that only another
+// kind has is called so. Gives the value in its normal form.
+nlohmann::json check_cache_option(const std::string& kind, const KindTable& kinds, const KindOptions& options,
+                                  const std::string& option, const nlohmann::json& value, const std::string& where);
 
 // "unknown key" with the nearest known one: `word` under a section called `title` whose words are `known`.
 [[noreturn]] void throw_unknown_key(const std::string& word, const std::string& title,

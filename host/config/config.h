@@ -17,13 +17,13 @@
 #include <vector>
 
 #include "config/run.h"
-#include "core/options_schema.h"
+#include "core/kind_options.h"
 
 namespace kvplug::config {
 
-// The cache kinds that plugins provide, as data.
+// The cache kinds and quantizers that plugins provide, as data.
 struct KindTable {
-  std::map<std::string, OptionsSchema, std::less<>> schemas;
+  Schemas schemas, quantizers;        // of the kinds; of the quantizers
   std::vector<std::string> searched;  // every place plugins were looked for, for the hint of an unknown kind
 };
 

@@ -142,7 +142,7 @@ class Reader {
         throw Error(Code::kConfig, "a text of more than 4096 bytes", {}, where(below, member));
       if (name.size() > kMaxShown) throw Error(Code::kConfig, "a key of more than 80 bytes", {}, where(below, member));
       json value = check_value(key, member, where(below, member), context_.base_dir);
-      if (options && name.ends_with("_path") && value.is_string() && value != "")
+      if (options && (name.ends_with("_path") || name.ends_with("_file")) && value.is_string() && value != "")
         value = std::filesystem::absolute(context_.base_dir / value.get<std::string>()).lexically_normal().string();
       put(join(path, name), std::move(value), member);
     }

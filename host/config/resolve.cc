@@ -167,10 +167,15 @@ class Resolver {
   // Checked where the plugins are known.
   json options_of(const std::string& kind, const std::map<std::string, const Entry*>& given) const {
     json out = json::object();
-    for (const auto& [name, entry] : given) {
-      out[name] =
-          kinds_ == nullptr ? entry->value : check_cache_option(kind, *kinds_, name, entry->value, entry->where);
-    }
+    for (const auto& [name, entry] : given) out[name] = entry->value;
+    if (kinds_ == nullptr) return out;
+    const OptionsSchema& schema = kinds_->schemas.find(kind)->second;
+    const KindOptions options(kind, schema, kinds_->quantizers, out, kinds_->searched);
+    // The back end first: what else may stand here follows from it.
+    if (const auto named = given.find("backend"); named != given.end())
+      check_cache_option(kind, *kinds_, options, "backend", named->second->value, named->second->where);
+    for (const auto& [name, entry] : given)
+      out[name] = check_cache_option(kind, *kinds_, options, name, entry->value, entry->where);
     return out;
   }
 

@@ -3,10 +3,12 @@
 
 namespace kvplug {
 
-CacheInstance::CacheInstance(HostServices& host, const CachePlugin& plugin, std::vector<Part> parts)
+CacheInstance::CacheInstance(HostServices& host, const CachePlugin& plugin, std::vector<Part> parts,
+                             std::shared_ptr<const QuantizerPair> quantizers)
     : host_(host),
       plugin_(plugin),
       parts_(std::move(parts)),
+      quantizers_(std::move(quantizers)),
       owner_(host.open_owner("cache \"" + plugin.descriptor.id + "\"")) {
   for (Part& part : parts_) {
     part.spec.slots = nullptr;
@@ -15,7 +17,7 @@ CacheInstance::CacheInstance(HostServices& host, const CachePlugin& plugin, std:
 }
 
 CacheInstance::CacheInstance(HostServices& host, const Group& group, const StackParams& params)
-    : CacheInstance(host, *group.plugin, group.parts) {
+    : CacheInstance(host, *group.plugin, group.parts, group.quantizers) {
   // From here on the destructor runs if anything is thrown.
   plugin_.library->check_usable();
   const std::vector<kvp_layer> layers = group.layers();
@@ -38,7 +40,7 @@ CacheInstance::~CacheInstance() {
 
 std::unique_ptr<CacheInstance> CacheInstance::clone(const kvp_call& call_args) const {
   plugin_.library->check_usable();
-  std::unique_ptr<CacheInstance> copy(new CacheInstance(host_, plugin_, parts_));
+  std::unique_ptr<CacheInstance> copy(new CacheInstance(host_, plugin_, parts_, quantizers_));
   call("clone", iface().clone, &call_args, copy->owner_, &copy->self_);
   if (copy->self_ == nullptr) plugin_.library->fail("clone", KVP_INTERNAL, "answered OK without an instance");
   return copy;

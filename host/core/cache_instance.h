@@ -41,11 +41,13 @@ class CacheInstance {
   void counters(Add add) const;
 
  private:
-  CacheInstance(HostServices& host, const CachePlugin& plugin, std::vector<Part> parts);
+  CacheInstance(HostServices& host, const CachePlugin& plugin, std::vector<Part> parts,
+                std::shared_ptr<const QuantizerPair> quantizers);
 
   HostServices& host_;
   const CachePlugin& plugin_;
   std::vector<Part> parts_;
+  const std::shared_ptr<const QuantizerPair> quantizers_;  // outlives self_
   uint64_t owner_;
   kvp_cache* self_ = nullptr;
 };

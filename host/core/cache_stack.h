@@ -43,7 +43,15 @@ struct LayerPlacement {
   std::string kind;         // HF layer_types word: full_attention, sliding_attention, ...
   std::string plugin;       // cache kind that serves it, empty for NONE
   std::string attend;       // "fused" | "view" | "none"
-  std::string reason;       // why not fused, or why a fallback was taken
+  std::string reason;       // why not fused, what fused attention does first, or why a fallback was taken
+  std::string quantizer_key = {}, quantizer_value = {};  // names; empty: the kind takes none
+};
+
+// What one instance is made with, every default filled in.
+struct GroupChoice {
+  std::string plugin, backend;  // backend: "" where the kind takes no quantizers
+  nlohmann::json options, key_options, value_options;
+  int64_t token_block = 0;  // as kvp_cache_info
 };
 
 // Bytes a stack would hold; answers come from the plugins' pure plan(). [tier][purpose] as in kvp_memory.
@@ -51,13 +59,14 @@ struct StackPlan {
   kvp_memory total{};
   std::vector<kvp_memory> layers;  // one per layer of the list (NONE: zeros)
   std::vector<LayerPlacement> placements;
-  std::string unprepared;  // as CacheStack::unprepared
+  std::string unprepared;            // as CacheStack::unprepared
+  std::vector<GroupChoice> choices;  // one for each instance
 };
 
 class CacheStack {
  public:
-  // Pure: loads the plugins but makes no instance. Throws kUnsupported with the plugin's reason, kConfig for bad
-  // options.
+  // Loads the plugins and makes quantizers, which end with the call, but no cache. Throws kUnsupported with the
+  // plugin's reason, kConfig for bad options.
   static StackPlan plan(Registry& registry, std::span<const kvp_layer> layers, const CacheChoice& choice,
                         const StackParams& params, int64_t batch, int64_t tokens);
   static std::unique_ptr<CacheStack> create(Registry& registry, std::span<const kvp_layer> layers,

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "core/did_you_mean.h"
+#include "core/kind_options.h"
 #include "core/plugin_call.h"
 #include "core/registry.h"
 
@@ -52,38 +53,88 @@ void check_layer(std::span<const kvp_layer> layers, size_t index) {
   }
 }
 
-// A kind that may serve layers: loaded and its options resolved when it is first needed.
+// Why HF's rules keep a kind from a part, in its own meaning; "" if they do not.
+constexpr const char* kStrictReason =
+    "hf_compat = \"strict\" serves full_attention layers alone, as Hugging Face does; \"fixed\" serves these too";
+
+// A kind that may serve layers: loaded and its options resolved when it is first needed, quantizers made for each pair
+// of head widths.
 class Candidate {
  public:
   Candidate(std::string kind, bool chosen) : kind_(std::move(kind)), chosen_(chosen) {}
 
   const std::string& kind() const { return kind_; }
+  bool strict() const { return strict_; }
 
-  const Group& open(Registry& registry, const CacheChoice& choice) {
-    if (group_.plugin != nullptr) return group_;
-    const CachePlugin& plugin = registry.cache(kind_);
-    const OptionsSchema& schema = *registry.schema(KVP_IFACE_CACHE, kind_);
-    nlohmann::json given = choice.options;
-    if (chosen_) {
-      const NamedSchema named[] = {{"\"" + kind_ + "\"", &schema}};
-      given = deal_options(named, given, "generation.cache_config").front();
-    }  // Another kind takes of the chosen one's options what it knows too; the rest are its defaults.
-    else {
-      for (auto at = given.begin(); at != given.end();) {
-        const OptionSpec* spec = schema.find(at.key());
-        at = spec == nullptr || !check_option(*spec, *at).empty() ? given.erase(at) : std::next(at);
-      }
+  // The group that the part would join, without parts. Throws kUnsupported where no quantizer can be made for it.
+  const Group& open(Registry& registry, const CacheChoice& choice, const StackParams& params, const kvp_layer& layer) {
+    if (group_.plugin == nullptr) load(registry, choice);
+    const bool attention = layer.kind != KVP_LAYER_STATE;
+    if (quantizer_ == nullptr || !attention) return group_;
+    Group& group = by_width_.try_emplace({layer.key_dim, layer.value_dim}, group_).first->second;
+    if (group.quantizers == nullptr) {
+      group.quantizers = std::make_shared<QuantizerPair>(registry.host(), *quantizer_, *group.key_options,
+                                                         *group.value_options, layer.key_dim, layer.value_dim, params);
     }
-    plugin.library->check_usable();
-    group_.options = std::make_shared<ResolvedOptions>(schema, given);
-    group_.plugin = &plugin;
-    return group_;
+    return group;
   }
 
  private:
+  void load(Registry& registry, const CacheChoice& choice) {
+    const CachePlugin& plugin = registry.cache(kind_);
+    const OptionsSchema& schema = *registry.schema(KVP_IFACE_CACHE, kind_);
+    const Schemas quantizers = takes_quantizers(schema) ? registry.quantizer_schemas() : Schemas();
+    nlohmann::json given = choice.options;
+    if (!chosen_) given = known_of(schema, quantizers, std::move(given));
+    const KindOptions options(kind_, schema, quantizers, given, registry.places());
+    for (const auto& [key, value] : given.items()) check(options, key, value);
+    if (takes_quantizers(schema))
+      check(options, "backend", given.value("backend", schema.find("backend")->default_value));
+    const DealtOptions dealt = options.deal(given);
+
+    plugin.library->check_usable();
+    group_.options = std::make_shared<ResolvedOptions>(schema, dealt.cache);
+    strict_ = group_.options->json().value("hf_compat", "") == "strict";
+    if (takes_quantizers(schema)) {
+      quantizer_ = &registry.quantizer(dealt.backend);
+      const OptionsSchema& its = quantizers.find(dealt.backend)->second;
+      group_.key_options = std::make_shared<ResolvedOptions>(its, dealt.key);
+      group_.value_options = std::make_shared<ResolvedOptions>(its, dealt.value);
+    }
+    group_.plugin = &plugin;
+  }
+
+  void check(const KindOptions& options, const std::string& key, const nlohmann::json& value) const {
+    const std::optional<OptionProblem> problem = options.check(key, value);
+    if (!problem) return;
+    std::string hint = problem->hint;
+    if (hint.empty()) {
+      const std::vector<std::string> keys = options.keys();
+      const std::string near = did_you_mean(key, keys);
+      hint = near.empty() ? "" : "did you mean `" + near + "`? ";
+      hint += "(keys of \"" + kind_ + "\": " + (keys.empty() ? "none" : join_words(keys)) + ")";
+    }
+    throw Error(Code::kConfig, problem->message, hint, "generation.cache_config." + key);
+  }
+
+  // Another kind takes of the chosen one's options what it knows too; the rest are its defaults.
+  nlohmann::json known_of(const OptionsSchema& schema, const Schemas& quantizers, nlohmann::json given) const {
+    if (KindOptions(kind_, schema, quantizers, given, {}).check("backend", given.value("backend", ""))) {
+      given.erase("backend");
+    }
+    const KindOptions options(kind_, schema, quantizers, given, {});
+    for (auto at = given.begin(); at != given.end();) {
+      at = options.check(at.key(), *at) ? given.erase(at) : std::next(at);
+    }
+    return given;
+  }
+
   const std::string kind_;
   const bool chosen_;
+  bool strict_ = false;
   Group group_;
+  const QuantizerPlugin* quantizer_ = nullptr;
+  std::map<std::pair<int32_t, int32_t>, Group> by_width_;
 };
 
 // "" if the kind serves these parts, else the reason. Fills `info` when it does.
@@ -151,26 +202,42 @@ class Negotiation {
     return *slot;
   }
 
+  // "" and the group that the part joins, or why the kind does not serve it.
+  std::string try_kind(Candidate& candidate, const Part& part, const Group*& open) {
+    const auto out = left_out_.find(candidate.kind());
+    if (out != left_out_.end()) return out->second;
+    try {
+      open = &candidate.open(registry_, choice_, params_, part.spec);
+    } catch (const Error& error) {
+      if (error.code() != Code::kUnsupported) throw;
+      return error.message();
+    }
+    if (candidate.strict() && part.spec.kind != KVP_LAYER_FULL) return kStrictReason;
+    kvp_cache_info info;
+    return refusal(*open, {part}, params_, info);
+  }
+
   void add(std::vector<Group>& groups, const Part& part) {
     const bool state = part.spec.kind == KVP_LAYER_STATE;
     std::string reasons;
     for (Candidate* candidate : state ? state_ : attention_) {
-      const Group& open = candidate->open(registry_, choice_);
-      kvp_cache_info info;
-      const auto out = left_out_.find(candidate->kind());
-      const std::string reason = out != left_out_.end() ? out->second : refusal(open, {part}, params_, info);
+      const Group* open = nullptr;
+      const std::string reason = try_kind(*candidate, part, open);
       if (!reason.empty()) {
         reasons += (reasons.empty() ? "" : "; ") + ("\"" + candidate->kind() + "\": " + reason);
+        // HF refuses the whole model: the partner is then none.
+        if (candidate->strict() && choice_.on_unsupported != "fallback") break;
         continue;
       }
-      auto group =
-          std::find_if(groups.begin(), groups.end(), [&](const Group& other) { return other.plugin == open.plugin; });
-      if (group == groups.end()) group = groups.insert(groups.end(), open);
+      auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& other) {
+        return other.plugin == open->plugin && other.quantizers == open->quantizers;
+      });
+      if (group == groups.end()) group = groups.insert(groups.end(), *open);
       group->parts.push_back(part);
       reasons_[{part.layer, state}] = reasons;
       return;
     }
-    std::string hint = state ? ""
+    std::string hint = state && reasons.find(kStrictReason) == std::string::npos ? ""
                        : choice_.on_unsupported == "fallback"
                            ? "name one more kind in cache.negotiation.fallback"
                            : "choose another cache_implementation, or set cache.negotiation.on_unsupported "
@@ -187,6 +254,28 @@ class Negotiation {
   std::map<std::string, std::string> left_out_;
   std::map<std::pair<int32_t, bool>, std::string> reasons_;
 };
+
+// One attention call is what the cache makes of it; whether packed tokens are read as they lie is the quantizer's
+// affair.
+void note_unpacked(LayerPlacement& placed, const QuantizerPair& pair, const kvp_layer& layer,
+                   const StackParams& params) {
+  kvp_qattend_desc desc{};
+  desc.struct_size = sizeof desc;
+  desc.q_heads = layer.q_heads;
+  desc.kv_heads = layer.kv_heads;
+  desc.key_dim = layer.key_dim;
+  desc.value_dim = layer.value_dim;
+  desc.max_batch = std::max<int64_t>(params.batch, 1);
+  desc.max_query = 1;
+  if (layer.kind == KVP_LAYER_SLIDING) desc.window = layer.window;
+  if (layer.kind == KVP_LAYER_CHUNKED) desc.chunk = layer.window;
+  desc.q_dtype = params.dtype;
+  desc.device_type = params.device_type;
+  desc.device_id = params.device_id;
+  const std::string why = pair.why_unpacked(desc);
+  if (why.empty()) return;
+  placed.reason += (placed.reason.empty() ? "" : "; ") + ("packed tokens are unpacked in tiles: " + why);
+}
 
 }  // namespace
 
@@ -222,6 +311,10 @@ kvp_cache_create create_args(const Group& group, const std::vector<kvp_layer>& l
   create.dtype = params.dtype;
   create.options = group.options->data();
   create.n_options = group.options->size();
+  if (group.quantizers != nullptr) {
+    create.quantizer_key = group.quantizers->key();
+    create.quantizer_value = group.quantizers->value();
+  }
   return create;
 }
 
@@ -275,8 +368,11 @@ Layout negotiate(Registry& registry, std::span<const kvp_layer> layers, const Ca
               : group.plugin->attend ? "fused"
                                      : "view");
         LayerPlacement& placed = layout.placements.back();
+        if (group.quantizers != nullptr) placed.quantizer_key = placed.quantizer_value = group.quantizers->id();
         if (!state && !group.plugin->attend && placed.reason.empty()) {
           placed.reason = "\"" + placed.plugin + "\" has no " KVP_EXT_ATTEND;
+        } else if (!state && group.quantizers != nullptr) {
+          note_unpacked(placed, *group.quantizers, layers[i], params);
         }
       }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which plugin serves which layer: probes one layer at a time, then all that a kind is to serve together, and keeps the
-// reasons of every refusal. Pure: libraries are loaded, no instance is made.
+// reasons of every refusal. Libraries are loaded and quantizers made, no cache instance.
 //
 // What is not a plugin's affair is resolved here: NONE layers own nothing, SHARED ones read their owner's storage, a
 // hybrid (attention with state slots) is split into an attention part and a STATE part. A refused STATE part goes to
@@ -17,6 +17,7 @@
 #include "core/cache_stack.h"
 #include "core/options_schema.h"
 #include "core/plugin_library.h"
+#include "core/quantizer_pair.h"
 
 namespace kvplug {
 
@@ -26,10 +27,13 @@ struct Part {
   kvp_layer spec{};   // slots are the caller's, valid during plan and create
 };
 
-// The parts that one instance of one kind serves, in the order of its own layer list.
+// The parts that one instance of one kind serves, in the order of its own layer list; under a kind with quantizers all
+// of them have the same head widths.
 struct Group {
   const CachePlugin* plugin = nullptr;
   std::shared_ptr<const ResolvedOptions> options;
+  std::shared_ptr<const QuantizerPair> quantizers;                    // null: the kind takes none
+  std::shared_ptr<const ResolvedOptions> key_options, value_options;  // theirs
   std::vector<Part> parts;
   kvp_cache_info info{};
 

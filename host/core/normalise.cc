@@ -106,6 +106,15 @@ std::optional<kvp_attend_ext> normalise_attend(const void* given, const std::str
   return table;
 }
 
+std::optional<kvp_qattend_ext> normalise_quant_attend(const void* given, const std::string& name,
+                                                      const std::filesystem::path& library) {
+  if (given == nullptr) return std::nullopt;
+  const std::string extension = name + " " KVP_EXT_QUANT_ATTEND;
+  auto table = copy_table<kvp_qattend_ext>(given, extension, library);
+  Slots(extension, library).need(table.probe, "probe").need(table.attend, "attend");
+  return table;
+}
+
 std::optional<kvp_offload_ext> normalise_offload(const void* given, const std::string& name,
                                                  const std::filesystem::path& library) {
   if (given == nullptr) return std::nullopt;

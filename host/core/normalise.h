@@ -40,6 +40,10 @@ kvp_quantizer_iface normalise_quantizer(const void* given, const std::string& na
 std::optional<kvp_attend_ext> normalise_attend(const void* given, const std::string& name,
                                                const std::filesystem::path& library);
 
+// nullopt for NULL: the quantizer lacks the extension.
+std::optional<kvp_qattend_ext> normalise_quant_attend(const void* given, const std::string& name,
+                                                      const std::filesystem::path& library);
+
 // nullopt for NULL; a hint that the table lacks answers UNSUPPORTED.
 std::optional<kvp_offload_ext> normalise_offload(const void* given, const std::string& name,
                                                  const std::filesystem::path& library);

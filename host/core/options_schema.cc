@@ -37,16 +37,6 @@ std::vector<std::string> dumped(const std::vector<Json>& values) {
   return texts;
 }
 
-std::vector<std::string> keys_of(std::span<const NamedSchema> schemas) {
-  std::vector<std::string> keys;
-  for (const NamedSchema& named : schemas) {
-    for (const OptionSpec& spec : named.schema->options()) {
-      if (std::find(keys.begin(), keys.end(), spec.key) == keys.end()) keys.push_back(spec.key);
-    }
-  }
-  return keys;
-}
-
 std::string number_text(double value) {
   return value == std::floor(value) && std::abs(value) < 1e15 ? std::to_string(static_cast<int64_t>(value))
                                                               : Json(value).dump();
@@ -148,47 +138,6 @@ std::string check_option(const OptionSpec& spec, const Json& value) {
     return "the text holds a NUL character";
   }
   return {};
-}
-
-std::vector<OptionProblem> check_options(std::span<const NamedSchema> schemas, const Json& given) {
-  std::vector<OptionProblem> problems;
-  for (const auto& [key, value] : given.items()) {
-    bool known = false;
-    for (const NamedSchema& named : schemas) {
-      const OptionSpec* spec = named.schema->find(key);
-      if (spec == nullptr) continue;
-      known = true;
-      if (std::string wrong = check_option(*spec, value); !wrong.empty()) {
-        problems.push_back({key, std::move(wrong), spec->description});
-        break;
-      }
-    }
-    if (known) continue;
-    const std::vector<std::string> keys = keys_of(schemas);
-    std::string names;
-    for (const NamedSchema& named : schemas) names += (names.empty() ? "" : " and ") + named.name;
-    const std::string near = did_you_mean(key, keys);
-    std::string hint = near.empty() ? "" : "did you mean `" + near + "`? ";
-    hint += keys.empty() ? "(" + names + " has no options)" : "(keys of " + names + ": " + join_words(keys) + ")";
-    problems.push_back({key, "unknown key", std::move(hint)});
-  }
-  return problems;
-}
-
-std::vector<Json> deal_options(std::span<const NamedSchema> schemas, const Json& given, const std::string& where) {
-  const std::vector<OptionProblem> problems = check_options(schemas, given);
-  if (!problems.empty()) {
-    const OptionProblem& first = problems.front();
-    throw Error(Code::kConfig, first.message, first.hint, where + "." + first.key);
-  }
-  std::vector<Json> dealt;
-  for (const NamedSchema& named : schemas) {
-    Json& part = dealt.emplace_back(Json::object());
-    for (const auto& [key, value] : given.items()) {
-      if (named.schema->find(key) != nullptr) part[key] = value;
-    }
-  }
-  return dealt;
 }
 
 ResolvedOptions::ResolvedOptions(const OptionsSchema& schema, const Json& given) {

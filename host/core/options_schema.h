@@ -11,7 +11,6 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -49,21 +48,6 @@ struct OptionProblem {
 
 // "" or what is wrong with `value` for `spec`: its type, its range, or not one of the allowed values.
 std::string check_option(const OptionSpec& spec, const nlohmann::json& value);
-
-// A schema and the name it goes by in messages: `cache "quantized"`, `backend "hqq"`.
-struct NamedSchema {
-  std::string name;
-  const OptionsSchema* schema;
-};
-
-// Checks every key of `given` (an object) against the schemas together: a key is known if one of them declares it, and
-// its value must suit all that do.
-std::vector<OptionProblem> check_options(std::span<const NamedSchema> schemas, const nlohmann::json& given);
-
-// What each schema gets of `given`: to the first, to the second, to both where both declare the key. Checked before;
-// throws kConfig with the first problem, `where` (as "generation.cache_config") before the key.
-std::vector<nlohmann::json> deal_options(std::span<const NamedSchema> schemas, const nlohmann::json& given,
-                                         const std::string& where);
 
 // Values with defaults filled in, in the form plugins get. Keys without a value and without a default are left out.
 // Owns the texts; movable, and the array stays where it is.

@@ -159,6 +159,7 @@ void PluginLibrary::take_descriptor(const kvp_descriptor* given, uint32_t index)
     auto plugin = std::make_unique<QuantizerPlugin>();
     plugin->library = this;
     plugin->iface = normalise_quantizer(table.iface, iface_name, path_);
+    plugin->attend = normalise_quant_attend(plugin->iface.get_extension(KVP_EXT_QUANT_ATTEND), iface_name, path_);
     plugin->descriptor = std::move(descriptor);
     quantizers_.push_back(std::move(plugin));
   } else {

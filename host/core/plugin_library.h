@@ -40,7 +40,8 @@ struct CachePlugin {
 struct QuantizerPlugin {
   PluginLibrary* library = nullptr;
   Descriptor descriptor;
-  kvp_quantizer_iface iface{};
+  kvp_quantizer_iface iface{};            // every slot may be called
+  std::optional<kvp_qattend_ext> attend;  // likewise
 };
 
 class PluginLibrary {

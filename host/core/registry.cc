@@ -239,6 +239,12 @@ const OptionsSchema* Registry::schema(std::string_view interface, std::string_vi
   return entry.provided == nullptr ? nullptr : &entry.provided->schema;
 }
 
+Schemas Registry::quantizer_schemas() const {
+  Schemas schemas;
+  for (const std::string& name : quantizers()) schemas.emplace(name, *schema(KVP_IFACE_QUANTIZER, name));
+  return schemas;
+}
+
 const Manifest* Registry::manifest(std::string_view interface, std::string_view name) const {
   return find(interface, name).manifest;
 }
@@ -293,10 +299,8 @@ const CachePlugin& Registry::cache(std::string_view kind) {
 const QuantizerPlugin& Registry::quantizer(std::string_view name) {
   const Entry entry = find(KVP_IFACE_QUANTIZER, name);
   if (entry.manifest == nullptr) {
-    const std::vector<std::string> known = quantizers(), tried = places();
-    throw Error(Code::kConfig, "quantizer \"" + std::string(name) + "\" not found",
-                "known quantizers: " + (known.empty() ? "none" : join_words(known)) +
-                    "\n  searched: " + (tried.empty() ? "no folder" : join_words(tried)));
+    const OptionProblem unknown = unknown_quantizer(std::string(name), quantizers(), places());
+    throw Error(Code::kConfig, unknown.message, unknown.hint);
   }
   PluginLibrary& library = open(*entry.manifest);
   const auto found = std::find_if(library.quantizers().begin(), library.quantizers().end(),

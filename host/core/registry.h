@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/host_services.h"
+#include "core/kind_options.h"
 #include "core/kinds.h"
 #include "core/manifest.h"
 #include "core/plugin_library.h"
@@ -51,6 +52,7 @@ class Registry {
 
   // nullptr if nobody provides it. The pointers live as long as the registry.
   const OptionsSchema* schema(std::string_view interface, std::string_view name) const;
+  Schemas quantizer_schemas() const;  // by name
   const Manifest* manifest(std::string_view interface, std::string_view name) const;
   std::vector<const Manifest*> manifests() const;
 

@@ -18,15 +18,24 @@ kvp_memory plan_group(const Group& group, const StackParams& params, int64_t bat
 
 }  // namespace
 
-StackPlan CacheStack::plan(Registry& registry, std::span<const kvp_layer> layers, const CacheChoice& choice,
+StackPlan CacheStack::plan(Registry& registry, std::span<const kvp_layer> layers, const CacheChoice& wanted,
                            const StackParams& params, int64_t batch, int64_t tokens) {
-  const Layout layout = negotiate(registry, layers, choice, params);
+  const Layout layout = negotiate(registry, layers, wanted, params);
   StackPlan plan;
   plan.total.struct_size = sizeof plan.total;
   plan.layers.resize(layers.size(), plan.total);
   plan.placements = layout.placements;
   plan.unprepared = why_unprepared(layout);
   for (const Group& group : layout.groups) {
+    GroupChoice& choice = plan.choices.emplace_back();
+    choice.plugin = group.plugin->descriptor.id;
+    choice.options = group.options->json();
+    choice.token_block = group.info.token_block;
+    if (group.quantizers != nullptr) {
+      choice.backend = group.quantizers->id();
+      choice.key_options = group.key_options->json();
+      choice.value_options = group.value_options->json();
+    }
     add_memory(plan.total, plan_group(group, params, batch, tokens));
     for (const Part& part : group.parts) {
       Group alone = group;

@@ -38,12 +38,22 @@ inline KindTable table_of_kinds() {
   KindTable kinds;
   kinds.schemas["dynamic"] = OptionsSchema::parse("{}", "dynamic");
   kinds.schemas["quantized"] = OptionsSchema::parse(R"({"type": "object", "properties": {
-      "backend": {"type": "string", "enum": ["quanto", "hqq", "fp8"], "default": "quanto"},
-      "nbits": {"type": "integer", "minimum": 1, "maximum": 8, "default": 4},
-      "nbits_key": {"type": "integer"}, "nbits_value": {"type": "integer"},
-      "q_group_size": {"type": "integer", "minimum": 1, "default": 64},
-      "residual_length": {"type": "integer", "minimum": 0, "default": 128}}})",
+      "backend": {"type": "string", "default": "quanto"},
+      "residual_length": {"type": "integer", "minimum": 0, "default": 128},
+      "sink_tokens": {"type": "integer", "minimum": 0, "default": 0},
+      "hf_compat": {"type": "string", "enum": ["fixed", "strict"], "default": "fixed"}}})",
                                                     "quantized");
+  const std::string groups = R"({"type": "object", "properties": {
+      "nbits": {"type": "integer", "minimum": 1, "maximum": 8, "default": 4},
+      "axis": {"type": "integer", "enum": [0, 1, -1], "default": 0},
+      "q_group_size": {"type": "integer", "minimum": 1, "default": 64},
+      "hf_compat": {"type": "string", "enum": ["fixed", "strict"], "default": "fixed"}}})";
+  kinds.quantizers["quanto"] = OptionsSchema::parse(groups, "quanto");
+  kinds.quantizers["hqq"] = OptionsSchema::parse(groups, "hqq");
+  kinds.quantizers["fp8"] = OptionsSchema::parse(R"({"type": "object", "properties": {
+      "fp8_format": {"type": "string", "enum": ["e4m3", "e5m2"], "default": "e4m3"},
+      "hf_compat": {"type": "string", "enum": ["fixed", "strict"], "default": "fixed"}}})",
+                                                 "fp8");
   kinds.searched = {"/plugins"};
   return kinds;
 }

@@ -31,10 +31,41 @@ TEST(Errors, WrongOptionValues) {
   EXPECT_NE(toml_error(head + "nbits = \"4\"\n", &kinds).find("run.toml:3:25: generation.cache_config.nbits: "),
             std::string::npos);
   EXPECT_NE(toml_error(head + "nbits = 9\n", &kinds).find("9 is above the maximum of 8"), std::string::npos);
-  EXPECT_NE(toml_error(head + "backend = \"foo\"\n", &kinds).find("not one of"), std::string::npos);
+  EXPECT_EQ(toml_error(head + "backend = \"foo\"\n", &kinds),
+            "run.toml:3:25: generation.cache_config.backend: quantizer \"foo\" not found\n"
+            "  known quantizers: fp8, hqq, quanto\n  searched: /plugins");
   EXPECT_NE(toml_error(head + "nbits = [4]\n", &kinds).find("expected a number, string, true or false, got a list"),
             std::string::npos);
   EXPECT_EQ(from_toml(head + "backend = \"HQQ\"\n").resolve(&kinds).generation.cache_config["backend"], "hqq");
+}
+
+// HF's rule, and the sample of docs/run-file.md.
+TEST(Errors, BackEndsWithoutGroups) {
+  const KindTable kinds = table_of_kinds();
+  for (const char* key :
+       {"nbits", "axis_key", "axis_value", "q_group_size", "residual_length", "nbits_key", "nbits_value"}) {
+    const std::string text =
+        std::string("[generation]\ncache_implementation = \"quantized\"\n[generation.cache_config]\n") + key +
+        " = 0\nbackend = \"FP8\"\n";
+    EXPECT_EQ(toml_error(text, &kinds), std::string("run.toml:5: generation.cache_config.") + key +
+                                            ": backend \"fp8\" has no groups and takes no " + key +
+                                            "\n  remove the key, or use backend = \"quanto\" or \"hqq\"");
+  }
+  EXPECT_EQ(toml_error("generation = { cache_implementation = \"quantized\", cache_config = { backend = \"fp8\", "
+                       "sink_tokens = 4, fp8_format_key = \"e5m2\", hf_compat = \"strict\" } }\n",
+                       &kinds),
+            "no error");
+}
+
+TEST(Errors, KeyOfAnotherBackEnd) {
+  const KindTable kinds = table_of_kinds();
+  EXPECT_EQ(
+      toml_error("generation.cache_implementation = \"quantized\"\ngeneration.cache_config.fp8_format = \"e4m3\"\n",
+                 &kinds),
+      "run.toml:3:25: generation.cache_config.fp8_format: a key of backend \"fp8\", not of \"quanto\"\n"
+      "  remove the key, or use backend = \"fp8\" (keys of \"quantized\" with \"quanto\": backend, nbits, nbits_key, "
+      "nbits_value, axis, axis_key, axis_value, q_group_size, q_group_size_key, q_group_size_value, residual_length, "
+      "sink_tokens, hf_compat)");
 }
 
 TEST(Errors, UnknownKinds) {
