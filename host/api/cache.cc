@@ -71,6 +71,9 @@ nlohmann::json placements_json(const std::vector<LayerPlacement>& placements) {
   for (const LayerPlacement& p : placements) {
     out.push_back(
         {{"layer", p.layer}, {"kind", p.kind}, {"plugin", p.plugin}, {"attend", p.attend}, {"reason", p.reason}});
+    if (p.quantizer_key.empty()) continue;
+    out.back()["quantizer_key"] = p.quantizer_key;
+    out.back()["quantizer_value"] = p.quantizer_value;
   }
   return out;
 }

@@ -161,7 +161,7 @@ kvplug_status kvplug_run(kvplug_host* host, const kvplug_config* config, const k
         check();
       } catch (const Error& first) {
         if (!generate::is_out_of_memory(first)) throw;
-        if (!run.cache.oom_fallback) throw generate::with_offload_hint(first, run.generation.cache_implementation);
+        if (!run.cache.oom_fallback) throw generate::with_memory_hint(first, run.generation);
         // The failure that the plan foresees takes the way of one that happens.
         generate::Event notice;
         notice.type = generate::EventType::kNotice;

@@ -32,8 +32,10 @@ std::string layers_text(const nlohmann::json& layers) {
     while (last + 1 < layers.size() && same(layers[i], layers[last + 1])) ++last;
     const auto& at = layers[i];
     const std::string range = i == last ? at["layer"].dump() : at["layer"].dump() + ".." + layers[last]["layer"].dump();
-    out += fmt::format("  layers {:<8} {:<18} {:<14} attention: {}", range, value_text(at["kind"]),
-                       value_text(at["plugin"]), value_text(at["attend"]));
+    out += fmt::format(
+        "  layers {:<8} {:<18} {:<14} attention: {}", range, value_text(at["kind"]),
+        value_text(at["plugin"]) + (at.contains("quantizer_key") ? " " + value_text(at["quantizer_key"]) : ""),
+        value_text(at["attend"]));
     if (const std::string reason = value_text(at["reason"]); !reason.empty()) out += "  (" + reason + ")";
     out += "\n";
     i = last + 1;
@@ -55,6 +57,31 @@ void settings_lines(const std::string& prefix, const nlohmann::json& node, std::
   for (const auto& [key, child] : node.items()) settings_lines(prefix.empty() ? key : prefix + "." + key, child, out);
 }
 
+// "       3968 tokens" behind the bytes of what is packed and what is not.
+std::string tokens_text(const nlohmann::json& plan, std::string_view purpose) {
+  if (plan["packed_tokens"].is_null() || (purpose != "packed" && purpose != "residual")) return "";
+  const int64_t packed = plan["packed_tokens"];
+  return fmt::format("{:>16} tokens", purpose == "packed" ? packed : plan["tokens"].get<int64_t>() - packed);
+}
+
+// "quantized (quanto, K 4 bit, V 4 bit, group 64, residual 128)", from what the cache is made with.
+std::string kind_text(const nlohmann::json& plan) {
+  std::string out = value_text(plan["cache_implementation"]);
+  for (const auto& choice : plan["choices"]) {
+    if (choice["backend"].is_null()) continue;
+    const auto &key = choice["key"], &value = choice["value"], &options = choice["options"];
+    out += " (" + value_text(choice["backend"]);
+    for (const auto& [name, part] : {std::pair{"K", &key}, std::pair{"V", &value}}) {
+      if (part->contains("nbits")) out += fmt::format(", {} {} bit", name, (*part)["nbits"].dump());
+      if (part->contains("fp8_format")) out += fmt::format(", {} {}", name, value_text((*part)["fp8_format"]));
+    }
+    if (key.contains("q_group_size")) out += ", group " + key["q_group_size"].dump();
+    if (options.contains("residual_length")) out += ", residual " + options["residual_length"].dump();
+    return out + ")";
+  }
+  return out;
+}
+
 }  // namespace
 
 std::string bytes_text(uint64_t bytes) {
@@ -70,8 +97,7 @@ std::string plan_text(const nlohmann::json& plan) {
   const bool cached = !plan["cache_implementation"].is_null();
   std::string out = fmt::format("{}  {} layers  {}  {}  batch {}  {} tokens\n", path.substr(path.find_last_of('/') + 1),
                                 model["layers"].dump(), value_text(model["dtype"]),
-                                cached ? value_text(plan["cache_implementation"]) : "no cache", plan["batch"].dump(),
-                                plan["tokens"].dump());
+                                cached ? kind_text(plan) : "no cache", plan["batch"].dump(), plan["tokens"].dump());
   if (!plan["max_cache_len"].is_null()) out += "max_cache_len " + plan["max_cache_len"].dump() + "\n";
   out += fmt::format("{:<22}{:<17}device\n", "", "host");
   static const std::vector<std::pair<const char*, const char*>> kNames = {
@@ -86,15 +112,20 @@ std::string plan_text(const nlohmann::json& plan) {
                    there = tiers.value("device", uint64_t{0}), file = tiers.value("file", uint64_t{0});
     host += here;
     device += there;
-    out += fmt::format("{:<22}{:<17}{}{}\n", name, here ? bytes_text(here) : "-", there ? bytes_text(there) : "-",
-                       file ? "            and " + bytes_text(file) + " in files" : "");
+    out += fmt::format("{:<22}{:<17}{}{}{}\n", name, here ? bytes_text(here) : "-", there ? bytes_text(there) : "-",
+                       file ? "            and " + bytes_text(file) + " in files" : "", tokens_text(plan, purpose));
   }
   const uint64_t limit = plan["limit_host_bytes"];
   const bool fits = plan["fits"];
   out += fmt::format(
       "{:<22}{:<17}{:<13}{}\n", "total", bytes_text(host), device ? bytes_text(device) : "-",
       limit == 0 ? "limit unknown" : fmt::format("{} (limit {})", fits ? "fits" : "does not fit", bytes_text(limit)));
-  const uint64_t held = plan["cache_bytes"], plain = plan["unquantized_bytes"];
+  uint64_t held = 0;  // for keys and values; scratch is none of them
+  for (const char* purpose : {"kv", "packed", "residual", "scales"}) {
+    if (!plan["totals"].contains(purpose)) continue;
+    for (const auto& [tier, bytes] : plan["totals"][purpose].items()) held += bytes.get<uint64_t>();
+  }
+  const uint64_t plain = plan["unquantized_bytes"];
   if (cached && held != 0 && plain > held) {
     out += fmt::format("dynamic would take {} for K/V; this takes {} ({:.1f} times less)\n", bytes_text(plain),
                        bytes_text(held), static_cast<double>(plain) / static_cast<double>(held));
@@ -117,6 +148,7 @@ std::string explain_text(const nlohmann::json& explain) {
       out += fmt::format("capacity  {} tokens a row (max_cache_len)\n", cache["max_cache_len"].dump());
     }
     out += layers_text(cache["layers"]);
+    for (const auto& advice : cache["advice"]) out += "advice: " + value_text(advice) + "\n";
     const auto& prepared = cache["prepared_step"];
     out += "prepared step: " + (prepared["used"].get<bool>() ? "yes" : "no (" + value_text(prepared["reason"]) + ")") +
            "\n";

@@ -27,10 +27,15 @@ bool is_out_of_memory(const Error& error) {
   return error.code() == Code::kOutOfMemory || error.code() == Code::kPlanExceeded;
 }
 
-Error with_offload_hint(const Error& error, const std::string& kind) {
+Error with_memory_hint(const Error& error, const config::Generation& generation) {
+  const std::string& kind = generation.cache_implementation;
   if (kind.starts_with("offloaded")) return error;
+  std::string hint = error.hint() + (error.hint().empty() ? "" : "\n  ");
+  if (kind == "quantized" && generation.cache_config.value("backend", "quanto") != "fp8") {
+    hint += "lower generation.cache_config.residual_length: fewer tokens are kept in full precision\n  ";
+  }
   return Error(error.code(), error.message(),
-               error.hint() + (error.hint().empty() ? "" : "\n  ") +
+               hint +
                    "cache_implementation = \"offloaded\" with a disk_path keeps K/V out of this memory; "
                    "[cache.oom_fallback] retries with it",
                error.where());

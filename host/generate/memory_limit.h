@@ -18,8 +18,9 @@ void check_fits(uint64_t weights, uint64_t cache, uint64_t usable);
 
 // OUT_OF_MEMORY, or a plan that foresees it.
 bool is_out_of_memory(const Error& error);
-// The error with a hint that names offloading, where the kind is not offloaded already.
-Error with_offload_hint(const Error& error, const std::string& kind);
+// The error with hints about the cache: a shorter residual where there are quantizers, offloading where the kind is not
+// offloaded already.
+Error with_memory_hint(const Error& error, const config::Generation& generation);
 
 // ---- [cache.oom_fallback]: one retry with another kind
 // "…\nretrying with cache_implementation='offloaded'"

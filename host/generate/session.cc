@@ -346,6 +346,9 @@ nlohmann::json Session::explain() const {
   for (const LayerPlacement& p : placements()) {
     layers.push_back(
         {{"layer", p.model_layer}, {"kind", p.kind}, {"plugin", p.plugin}, {"attend", p.attend}, {"reason", p.reason}});
+    if (p.quantizer_key.empty()) continue;
+    layers.back()["quantizer_key"] = p.quantizer_key;
+    layers.back()["quantizer_value"] = p.quantizer_value;
   }
   return {{"use_cache", state_->use_cache},
           {"prepared_step", prepared_json(state_->unprepared())},

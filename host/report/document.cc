@@ -19,10 +19,15 @@ nlohmann::json stack_json(const std::vector<LayerPlacement>& placements) {
   nlohmann::json out = nlohmann::json::array();
   const LayerPlacement* last = nullptr;
   for (const LayerPlacement& p : placements) {
-    if (last && last->kind == p.kind && last->plugin == p.plugin && last->attend == p.attend) {
+    if (last && last->kind == p.kind && last->plugin == p.plugin && last->attend == p.attend &&
+        last->quantizer_key == p.quantizer_key) {
       out.back()["layers"].push_back(p.model_layer);
     } else {
       out.push_back({{"layers", {p.model_layer}}, {"kind", p.kind}, {"plugin", p.plugin}, {"attend", p.attend}});
+      if (!p.quantizer_key.empty()) {
+        out.back()["quantizer_key"] = p.quantizer_key;
+        out.back()["quantizer_value"] = p.quantizer_value;
+      }
     }
     last = &p;
   }

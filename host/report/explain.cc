@@ -6,6 +6,7 @@
 #include "core/registry.h"
 #include "generate/generation.h"
 #include "generate/session.h"
+#include "report/advice.h"
 #include "report/plan.h"
 
 namespace kvplug::report {
@@ -18,6 +19,7 @@ nlohmann::json explain_run(Registry& registry, const config::Config& config, con
     settings[section] = config.get(section);
   }
   nlohmann::json layers = nlohmann::json::array();
+  nlohmann::json choices = nlohmann::json::array(), advice = nlohmann::json::array();
   std::string unprepared = "use_cache = false";
   if (run.generation.use_cache) {
     StackParams params;
@@ -27,12 +29,21 @@ nlohmann::json explain_run(Registry& registry, const config::Config& config, con
         std::max<int64_t>(1, generate::final_length(run.generation, 1, model.max_position_embeddings) - 1));
     const StackPlan plan = CacheStack::plan(registry, model.cache_layers(), generate::cache_choice(run), params, 1, 1);
     unprepared = run.generation.disable_compile ? "disable_compile = true" : plan.unprepared;
+    choices = choices_json(plan);
+    for (const GroupChoice& choice : plan.choices) {
+      for (std::string& text : advice_on(choice)) {
+        if (std::find(advice.begin(), advice.end(), text) == advice.end()) advice.push_back(std::move(text));
+      }
+    }
     for (const LayerPlacement& p : plan.placements) {
       layers.push_back({{"layer", p.model_layer},
                         {"kind", p.kind},
                         {"plugin", p.plugin},
                         {"attend", p.attend},
                         {"reason", p.reason}});
+      if (p.quantizer_key.empty()) continue;
+      layers.back()["quantizer_key"] = p.quantizer_key;
+      layers.back()["quantizer_value"] = p.quantizer_value;
     }
   }
   nlohmann::json notices = nlohmann::json::array();
@@ -54,6 +65,8 @@ nlohmann::json explain_run(Registry& registry, const config::Config& config, con
            {{"implementation",
              run.generation.use_cache ? nlohmann::json(run.generation.cache_implementation) : nlohmann::json(nullptr)},
             {"layers", layers},
+            {"choices", choices},
+            {"advice", advice},
             {"prepared_step", generate::prepared_json(unprepared)},
             {"max_cache_len",
              run.generation.max_cache_len ? nlohmann::json(*run.generation.max_cache_len) : nlohmann::json(nullptr)},

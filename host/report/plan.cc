@@ -65,6 +65,29 @@ nlohmann::json cache_rows(const StackPlan& plan, int32_t LayerPlacement::* numbe
   return rows;
 }
 
+nlohmann::json choices_json(const StackPlan& plan) {
+  nlohmann::json out = nlohmann::json::array();
+  for (const GroupChoice& choice : plan.choices) {
+    out.push_back({{"plugin", choice.plugin},
+                   {"backend", choice.backend.empty() ? nlohmann::json(nullptr) : nlohmann::json(choice.backend)},
+                   {"options", choice.options},
+                   {"key", choice.key_options},
+                   {"value", choice.value_options}});
+  }
+  return out;
+}
+
+int64_t packed_tokens(const GroupChoice& choice, int64_t tokens) {
+  if (choice.backend.empty() || choice.token_block < 1 || !choice.options.contains("residual_length") ||
+      choice.options.value("hf_compat", "") == "strict") {
+    return -1;
+  }
+  const auto option = [&](const char* name) { return choice.options.value(name, int64_t{0}); };
+  if (tokens <= option("quantized_kv_start")) return 0;
+  const int64_t free = std::max<int64_t>(0, tokens - option("sink_tokens") - option("residual_length"));
+  return free / choice.token_block * choice.token_block;
+}
+
 nlohmann::json plan_json(const RunPlan& plan, const config::Run& run, const model::Description& model) {
   nlohmann::json totals = {{"weights", {{"host", plan.weight_bytes}}}};
   nlohmann::json rows = cache_rows(plan.cache, &LayerPlacement::model_layer);
@@ -74,6 +97,13 @@ nlohmann::json plan_json(const RunPlan& plan, const config::Run& run, const mode
                                            {"tier", "host"},
                                            {"purpose", "weights"},
                                            {"bytes", plan.weight_bytes}});
+  const auto full = std::find_if(plan.cache.placements.begin(), plan.cache.placements.end(),
+                                 [](const LayerPlacement& p) { return p.kind == "full_attention"; });
+  nlohmann::json packed;  // null where there is no such layer, or the kind does not say
+  for (const GroupChoice& choice : plan.cache.choices) {
+    if (full == plan.cache.placements.end() || choice.plugin != full->plugin) continue;
+    if (const int64_t tokens = packed_tokens(choice, plan.tokens); tokens >= 0) packed = tokens;
+  }
   uint64_t cache_bytes = 0;
   each_bytes(plan.cache.total.reserved, [&](int tier, int purpose, uint64_t bytes) {
     totals[purpose_word(purpose)][tier_word(tier)] = bytes;
@@ -93,6 +123,8 @@ nlohmann::json plan_json(const RunPlan& plan, const config::Run& run, const mode
           {"tokens", plan.tokens},
           {"max_cache_len",
            run.generation.max_cache_len ? nlohmann::json(*run.generation.max_cache_len) : nlohmann::json(nullptr)},
+          {"choices", choices_json(plan.cache)},
+          {"packed_tokens", packed},
           {"rows", rows},
           {"totals", totals},
           {"cache_bytes", cache_bytes},

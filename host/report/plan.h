@@ -39,6 +39,13 @@ RunPlan plan_run(Registry& registry, const config::Run& run, const model::Descri
 // of a placement's numbers stands under `layer`.
 nlohmann::json cache_rows(const StackPlan& plan, int32_t LayerPlacement::* number);
 
+// What each cache instance is made with: [{plugin, backend, options, key, value}]; backend null where it takes no
+// quantizers.
+nlohmann::json choices_json(const StackPlan& plan);
+// Of a row of `tokens` tokens, how many a FULL layer of the kind packs: whole blocks behind sink_tokens and before
+// residual_length; -1 where the kind does not say so (no quantizers, or hf_compat = "strict", whose schedule counts).
+int64_t packed_tokens(const GroupChoice& choice, int64_t tokens);
+
 // {"schema_version", "model", "batch", "tokens", "rows": [{layer, kind, plugin, tier, purpose, bytes}], "totals",
 // "fits", ...}
 nlohmann::json plan_json(const RunPlan& plan, const config::Run& run, const model::Description& model);

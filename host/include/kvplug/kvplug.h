@@ -133,8 +133,9 @@ typedef struct kvplug_cache_params {
   uint32_t reserved1;
 } kvplug_cache_params;
 
-/* choice: generation.cache_implementation, generation.cache_config, cache.negotiation; NULL = dynamic. Loads plugin
-   code, makes no instance. total, json may be NULL. */
+/* choice: generation.cache_implementation, generation.cache_config, cache.negotiation; NULL = dynamic. A kind that
+   takes quantizers has them made from the same cache_config. Loads plugin code, makes no cache. total, json may be
+   NULL. */
 KVPLUG_API kvplug_status kvplug_cache_plan(kvplug_host* host, const kvp_layer* layers, size_t n, size_t stride,
                                            const kvplug_config* choice, const kvplug_cache_params* params,
                                            kvp_memory* total, kvplug_buf** json, kvp_error* err);
