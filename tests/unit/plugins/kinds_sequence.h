@@ -150,6 +150,7 @@ class Sequence {
       }
       ASSERT_LE(held, memory.peak[KVP_TIER_HOST]);
       if (at.shares || (capacity_ > 0 && at.rollback > 0)) continue;
+      if (along_[i].quantized && at.rollback > 0) continue;  // what was packed before stays packed
       kvp_cache_create create = args_[i]->create;
       create.rollback = at.rollback;
       const kvp_memory plan = plan_of(along_[i], create, at.batch, std::max<int64_t>(1, at.tokens));
