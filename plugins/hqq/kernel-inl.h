@@ -78,8 +78,8 @@ struct Hqq {
     const L offset = round_to<T>(at_least(at_most(wanted, all(Limits<T>::largest)), all(-Limits<T>::largest)));
     const L zero = mul(mul(sub(r.low, offset), factor), inverse);
     put_codes(p, [&](int64_t i) { return to_code(add(mul(p.at(i), inverse), zero), levels); });
-    p.scale = add(scale, r.finite);
-    p.offset = add(offset, r.finite);
+    p.scale = where_finite(r, scale);
+    p.offset = where_finite(r, offset);
   }
 
   // The zero of values less the smallest one.

@@ -17,8 +17,8 @@ struct Quanto {
     const L range = round_to<T>(sub(r.high, r.low));
     const L scale = stored_step<T>(div(range, all(levels)), range, levels, step_limit<T>(Limits<T>::largest, levels));
     put_codes(p, [&](int64_t i) { return to_code(round_to<T>(div(round_to<T>(sub(p.at(i), r.low)), scale)), levels); });
-    p.scale = add(scale, r.finite);
-    p.offset = add(r.low, r.finite);
+    p.scale = where_finite(r, scale);
+    p.offset = where_finite(r, r.low);
   }
 
   template <class T>

@@ -70,9 +70,23 @@ class Quanto {
     return 2 * (0.5 + 5 * levels * u);
   }
 
-  static const void* extension(std::string_view) noexcept { return nullptr; }
+  uint64_t attend_probe(const Quanto& values, const kvp_qattend_desc& desc) const {
+    return blocks().attend_probe(values.blocks(), desc);
+  }
+  void attend(const Quanto& values, const kvp_call&, const kvp_qattend_args& args, kvp_tensor& out,
+              kvp_tensor& lse) const {
+    blocks().attend(values.blocks(), args, out, lse);
+  }
+  static const void* extension(std::string_view id) noexcept {
+    return id == KVP_EXT_QUANT_ATTEND ? sdk::QuantizerPlugin<Quanto>::attend_extension() : nullptr;
+  }
 
  private:
+  const sdk::AffineQuantizer& blocks() const {
+    if (!fixed_) sdk::fail(KVP_UNSUPPORTED, "hf_compat = \"strict\" packs whole tensors, which are unpacked to attend");
+    return *fixed_;
+  }
+
   sdk::AffineOptions options_;
   int32_t group_dim_;
   kvp_dtype dtype_;

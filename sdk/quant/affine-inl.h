@@ -84,6 +84,9 @@ inline Range range_of(const Panel& p) {
   return r;
 }
 
+// x, and one and the same NaN in lanes that are not finite.
+inline L where_finite(const Range& r, const L& x) { return select_ge(r.finite, all(0), x, all(__builtin_nanf(""))); }
+
 // A step as T holds it: capped; where T has few bits left, long enough for all levels to span the range.
 template <class T>
 inline L stored_step(const L& step, const L& range, float levels, float limit) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <kvplug/sdk/affine_quantizer.h>
 #include <kvplug/sdk/host.h>
+#include <kvplug/sdk/packed_attention.h>
 
 namespace kvplug::sdk {
 namespace {
@@ -46,8 +47,9 @@ PackedForm packed_form(const kvp_qcreate& create, const AffineOptions& options, 
 
 AffineQuantizer::AffineQuantizer(const PackedForm& form, const AffineKernels& kernels)
     : form_(form), kernels_(kernels) {
-  if (form.group_size > kMaxBlock || form.token_block() > kMaxBlock) {
-    fail(KVP_INVALID_ARGUMENT, "option 'q_group_size' is ", form.group_size, ": blocks would be ", form.token_block(),
+  if (form_.group_dim == KVP_GROUP_HEAD_DIM && form_.group_size > form_.head_dim) form_.group_size = form_.head_dim;
+  if (form_.group_size > kMaxBlock || form_.token_block() > kMaxBlock) {
+    fail(KVP_INVALID_ARGUMENT, "option 'q_group_size' is ", form_.group_size, ": blocks would be ", form_.token_block(),
          " tokens long; expected at most ", kMaxBlock, ", so a smaller group or a multiple of ", kTileTokens);
   }
 }
@@ -131,6 +133,17 @@ void AffineQuantizer::dequantize(const kvp_qpart* parts, uint32_t n_parts, kvp_t
                           at(out, b, h, tile * kTileTokens), dtype_of(out), out.strides[2]);
     }
   });
+}
+
+uint64_t AffineQuantizer::attend_probe(const AffineQuantizer& values, const kvp_qattend_desc& desc) const {
+  if (const char* reason = packed_attend_refusal(form_, values.form_, desc)) fail(KVP_UNSUPPORTED, reason);
+  return packed_attend_workspace(form_, values.form_, desc, worker_count(host_parallel()));
+}
+
+void AffineQuantizer::attend(const AffineQuantizer& values, const kvp_qattend_args& args, kvp_tensor& out,
+                             kvp_tensor& lse) const {
+  const kvp_status status = packed_attend(form_, values.form_, args, host_parallel(), out, lse);
+  if (status != KVP_OK) fail(status, "tensors or pages that contradict how keys and values are packed");
 }
 
 kvp_qpart planned_part(int32_t role, kvp_dtype dtype, std::initializer_list<int64_t> shape, uint32_t flags) {

@@ -51,7 +51,7 @@ TEST_P(KindPlans, AreWhatIsAllocated) {
       s.value_dim = static_cast<int32_t>(pick(random, 1, 20));
       s.kind = static_cast<int32_t>(list == 0   ? KVP_LAYER_FULL
                                     : list == 1 ? pick(random, KVP_LAYER_SLIDING, KVP_LAYER_CHUNKED)
-                                                : pick(random, KVP_LAYER_FULL, KVP_LAYER_CROSS));
+                                                : pick(random, KVP_LAYER_FULL, kind.quantized ? KVP_LAYER_CHUNKED : KVP_LAYER_CROSS));
       if (s.kind == KVP_LAYER_SLIDING || s.kind == KVP_LAYER_CHUNKED)
         s.window = kWindows[pick(random, 0, std::size(kWindows) - 1)];
       what += " " + std::to_string(s.kind) + ":" + std::to_string(s.window);

@@ -33,7 +33,7 @@ LayerShape shape_of(int32_t kind) {
 int32_t probe(const Kind& kind, const LayerShape& shape, kvp_dtype dtype, bool quantizer, kvp_cache_info* out) {
   KindArgs args(kind, {shape}, dtype, 1, kCapacity);
   const kvp_qhandle handle{sizeof handle, nullptr, nullptr, "any"};
-  if (quantizer) args.create.quantizer_key = args.create.quantizer_value = &handle;
+  if (quantizer && !kind.quantized) args.create.quantizer_key = args.create.quantizer_value = &handle;
   kvp_cache_info info{};
   info.struct_size = sizeof info;
   const int32_t status = iface_of(kind)->probe(&args.create, &info, nullptr);
@@ -45,6 +45,7 @@ int32_t probe(const Kind& kind, const LayerShape& shape, kvp_dtype dtype, bool q
 std::string on_filled(const Kind& kind, int32_t layer, const std::function<int32_t(LoadedCache&)>& first,
                       const std::function<int32_t(LoadedCache&)>& ask) {
   const KindArgs args(kind, {shape_of(layer)}, kF32, 1, kCapacity);
+  if (probe(kind, shape_of(layer), kF32, false, nullptr) != KVP_OK) return "-";  // no such layers
   LoadedCache cache(iface_of(kind), args.create);
   EXPECT_EQ(first ? first(cache) : KVP_OK, KVP_OK) << cache.text();
   const Values k = make(kF32, {2, 2, 20, 8});

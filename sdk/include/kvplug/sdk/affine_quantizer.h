@@ -22,6 +22,9 @@ class AffineQuantizer {
   void plan(int64_t batch, int64_t kv_heads, int64_t tokens, int64_t head_dim, kvp_qplan& out) const;
   void quantize(const kvp_tensor& in, const kvp_qpart* parts, uint32_t n_parts, void* workspace) const;
   void dequantize(const kvp_qpart* parts, uint32_t n_parts, kvp_tensor& out) const;
+  // Attention over packed tokens (packed_attention.h); throws UNSUPPORTED with the reason.
+  uint64_t attend_probe(const AffineQuantizer& values, const kvp_qattend_desc& desc) const;
+  void attend(const AffineQuantizer& values, const kvp_qattend_args& args, kvp_tensor& out, kvp_tensor& lse) const;
 
  private:
   PackedForm form_;
