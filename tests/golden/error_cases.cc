@@ -241,10 +241,10 @@ const std::map<std::string, Check>& checks() {
 // Why a case has no counterpart here yet, or is proven elsewhere.
 std::string reason_to_skip(const std::string& id) {
   const std::pair<const char*, const char*> reasons[] = {
-      {"quantized/", "kind quantized is not provided"},
-      {"cache_implementation/quantized", "kind quantized is not provided"},
-      {"use_cache_false/config", "kind quantized is not provided"},
-      {"defaults/quantized_layer", "kind quantized is not provided"},
+      {"quantized/", "refusals of quantized caches are tested by quantized_test and core_test, not by these records"},
+      {"cache_implementation/quantized", "refusals of quantized caches are tested by quantized_test and core_test, not by these records"},
+      {"use_cache_false/config", "refusals of quantized caches are tested by quantized_test and core_test, not by these records"},
+      {"defaults/quantized_layer", "refusals of quantized caches are tested by quantized_test and core_test, not by these records"},
       {"assisted/", "assisted decoding is not provided"},
       {"encdec/", "no encoder-decoder family is provided; their caches are tested as stacks"},
       {"cache/", "constructors of Python classes, or caches of state, which are not provided"},
