@@ -107,9 +107,12 @@ void Layer::prepare_append(const Form& all, const Append& a, bool may_allocate) 
     // New pages come into the table when the old ones have left it.
     wide = std::max({wide, sdk::PagedLayer::columns(all.most_pages(form_, after)),
                      sdk::PagedLayer::columns(end - first)});
-    pages += std::max<int64_t>(0, end - std::max(row.end, first));
+    // A window may have let go of the page that is partly filled: its next blocks go to a new one.
+    const int64_t kept = std::max<int64_t>(0, std::min(row.end, end) - std::max(row.first, first));
+    pages += std::max<int64_t>(0, end - first - kept);
     const int64_t partial = row.packed / form_.page_tokens;
-    const bool writes = row.packed % form_.page_tokens != 0 && partial >= first && partial < row.end;
+    const bool writes =
+        row.packed % form_.page_tokens != 0 && partial >= std::max(first, row.first) && partial < row.end;
     if (writes && !entry(b, partial)->exclusive()) ++pages;
   }
   const bool table_grows = wide > 0 && (wide > columns_ || n_lines_ > lines_);

@@ -90,9 +90,11 @@ void QuantizedCache::ensure_scratch(int64_t batch, bool may_allocate) {
   scratch_batch_ = batch;
 }
 
-void QuantizedCache::ensure_lists(int64_t batch, int64_t tokens, bool may_allocate) {
+// held: pages that a row has beyond what the formula says: packed before a rollback was asked for.
+void QuantizedCache::ensure_lists(int64_t batch, int64_t tokens, int64_t held, bool may_allocate) {
   const int64_t list = batch * (form_.list_columns(tokens) + form_.sink_columns(tokens)) * kBlock;
-  const int64_t pages = batch * form_.page_columns(tokens) * static_cast<int64_t>(sizeof(kvp_qpage));
+  const int64_t columns = std::max(form_.page_columns(tokens), sdk::PagedLayer::columns(held));
+  const int64_t pages = batch * columns * static_cast<int64_t>(sizeof(kvp_qpage));
   const bool grows = list > static_cast<int64_t>(list_.bytes()) || pages > static_cast<int64_t>(page_list_.bytes());
   if (!grows) return;
   if (!may_allocate) {
@@ -139,13 +141,14 @@ void QuantizedCache::prepare(Layer& layer, const Append& a, const kvp_call& call
     layer.rows().check_append(a);
     ensure_scratch(a.batch, allowed);
     layer.prepare_append(form_, a, allowed);
-    int64_t longest = 0, entries = 0;
+    int64_t longest = 0, entries = 0, held = 0;
     for (int64_t b = 0; b < a.batch; ++b) {
+      held = std::max(held, layer.pages_of(b));
       const int64_t stored = layer.rows()[b].stored() + a.stored(b);
       longest = std::max(longest, stored);
       entries += layer.exact().block_count(b, a) + form_.sink_columns(stored);
     }
-    ensure_lists(a.batch, longest, allowed);
+    ensure_lists(a.batch, longest, held, allowed);
     if (entries * kBlock > static_cast<int64_t>(list_.bytes())) {
       if (!allowed) fail(KVP_INVALID_STATE, "a prepared call must not allocate, but ", a.tokens, " tokens need a list");
       long_list_ = Block(sdk::host_memory(owner_, KVP_PURPOSE_SCRATCH, unsigned_of(entries * kBlock)));
@@ -346,7 +349,7 @@ void QuantizedCache::gather(const kvp_call& call, const int64_t* src_rows, int64
     int64_t longest = 0;
     for (const auto& layer : layers_) longest = std::max(longest, layer->rows().longest());
     ensure_scratch(n, allowed);
-    ensure_lists(n, longest, allowed);
+    ensure_lists(n, longest, 0, allowed);
   }
   views_ = Block();
   for (const auto& layer : layers_) layer->gather(form_, src_rows, n);
@@ -450,7 +453,7 @@ void QuantizedCache::reserve(const kvp_call& call, int64_t batch, int64_t tokens
   if (!may_allocate(call)) fail(KVP_INVALID_STATE, "reserve must allocate, but the call forbids it");
   if (batch == 0 || tokens == 0) return;
   ensure_scratch(batch, true);
-  ensure_lists(batch, tokens, true);
+  ensure_lists(batch, tokens, 0, true);
   try {
     for (const auto& layer : layers_) layer->reserve(form_, batch, tokens);
   } catch (...) {

@@ -55,7 +55,7 @@ class QuantizedCache final {
   int64_t held_bytes() const noexcept;
   void note_peak() noexcept { peak_ = std::max(peak_, held_bytes()); }
   void ensure_scratch(int64_t batch, bool may_allocate);
-  void ensure_lists(int64_t batch, int64_t tokens, bool may_allocate);
+  void ensure_lists(int64_t batch, int64_t tokens, int64_t held, bool may_allocate);
   void prepare(Layer& layer, const sdk::Append& a, const kvp_call& call, int64_t view_bytes);
   void list_blocks(Layer& layer, const sdk::Append& a, const kvp_tensor* k, const kvp_tensor* v) noexcept;
   void finish(Layer& layer, const sdk::Append& a, const kvp_tensor& k, const kvp_tensor& v, const kvp_call& call,
