@@ -94,9 +94,9 @@ Form::Form(const kvp_cache_create& create) : dtype(create.dtype) {
     fail(KVP_UNSUPPORTED, "quantized takes float32, float16 or bfloat16; ", sdk::name_of(create.dtype),
          " was asked for");
   }
-  const sdk::Options given(create.options, create.n_options,
-                           {"backend", "residual_length", "sink_tokens", "quantized_kv_start", "rotation", "hf_compat",
-                            "fused_attention"});
+  const sdk::Options given(
+      create.options, create.n_options,
+      {"backend", "residual_length", "sink_tokens", "quantized_kv_start", "rotation", "hf_compat", "fused_attention"});
   given.text("backend", "");  // which quantizers these are is the host's affair
   const auto among = [&](const char* key, std::initializer_list<std::string_view> words) {
     const std::string_view text = given.text(key, *words.begin());
@@ -176,9 +176,8 @@ Form::Form(const kvp_cache_create& create) : dtype(create.dtype) {
     uint64_t workspace = 0;
     std::string reason;
     if (options.fused == Fused::kRequired) {
-      const kvp_status status =
-          probe_fused(form, 1, 0, form.kind == KVP_LAYER_SLIDING ? form.window : 0,
-                      form.kind == KVP_LAYER_CHUNKED ? form.window : 0, workspace, reason);
+      const kvp_status status = probe_fused(form, 1, 0, form.kind == KVP_LAYER_SLIDING ? form.window : 0,
+                                            form.kind == KVP_LAYER_CHUNKED ? form.window : 0, workspace, reason);
       if (status != KVP_OK) refuse(KVP_UNSUPPORTED, "fused_attention = \"required\": ", reason);
     }
     layers.push_back(form);
@@ -285,7 +284,8 @@ Scratch Form::scratch(const LayerForm& layer, int64_t batch, int32_t workers) co
   std::string reason;
   const int64_t window = layer.kind == KVP_LAYER_SLIDING ? layer.window : 0;
   const int64_t chunk = layer.kind == KVP_LAYER_CHUNKED ? layer.window : 0;
-  const bool serves = options.fused != Fused::kOff && probe_fused(layer, batch, 0, window, chunk, fused, reason) == KVP_OK;
+  const bool serves =
+      options.fused != Fused::kOff && probe_fused(layer, batch, 0, window, chunk, fused, reason) == KVP_OK;
   s.quant_workspace = take(serves ? static_cast<int64_t>(fused) : 0);
   return s;
 }
@@ -319,8 +319,9 @@ void Form::plan(int64_t batch, int64_t tokens, kvp_memory& out) const {
     used[KVP_PURPOSE_PACKED] += unsigned_of(blocks * layer.page.code_bytes / in_page);
     used[KVP_PURPOSE_SCALES] += unsigned_of(blocks * layer.page.scale_bytes / in_page);
     const int64_t tables = sdk::PagedLayer::table_bytes(batch, tokens, ring_tokens) +
-                           batch * 8 * (sdk::PagedLayer::columns(most_pages(layer, tokens)) +
-                                        sdk::PagedLayer::columns(sdk::PageLayout::count(sunk)));
+                           batch * 8 *
+                               (sdk::PagedLayer::columns(most_pages(layer, tokens)) +
+                                sdk::PagedLayer::columns(sdk::PageLayout::count(sunk)));
     reserved[KVP_PURPOSE_OTHER] += unsigned_of(tables);
     table = std::max(table, tables);
     transient = std::max(transient, layer.window == 0 ? 0 : pages * layer.page.bytes());

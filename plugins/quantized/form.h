@@ -70,7 +70,9 @@ struct Form {
   // Pages held for a row once `tokens` are stored.
   int64_t most_pages(const LayerForm& layer, int64_t tokens) const noexcept;
   int64_t list_columns(int64_t tokens) const noexcept;
-  int64_t sink_columns(int64_t tokens) const noexcept { return sdk::PageLayout::count(std::min(tokens, options.sinks)); }
+  int64_t sink_columns(int64_t tokens) const noexcept {
+    return sdk::PageLayout::count(std::min(tokens, options.sinks));
+  }
   int64_t page_columns(int64_t tokens) const noexcept;
 
   // Asks quant-attend whether it serves this; the workspace it needs, or UNSUPPORTED with its reason.

@@ -105,8 +105,8 @@ void Layer::prepare_append(const Form& all, const Append& a, bool may_allocate) 
     int64_t first = 0, end = 0;
     all.page_range(form_, begin_at(all, b, after), row.next, first, end);
     // New pages come into the table when the old ones have left it.
-    wide = std::max({wide, sdk::PagedLayer::columns(all.most_pages(form_, after)),
-                     sdk::PagedLayer::columns(end - first)});
+    wide =
+        std::max({wide, sdk::PagedLayer::columns(all.most_pages(form_, after)), sdk::PagedLayer::columns(end - first)});
     // A window may have let go of the page that is partly filled: its next blocks go to a new one.
     const int64_t kept = std::max<int64_t>(0, std::min(row.end, end) - std::max(row.first, first));
     pages += std::max<int64_t>(0, end - first - kept);
@@ -165,8 +165,8 @@ Layer::Packed Layer::pack(const Form& all, const Append& a, const sdk::KvBlock* 
       at += n;
     }
     done.tokens += static_cast<uint64_t>(row.next - row.packed);
-    done.again += static_cast<uint64_t>(std::max<int64_t>(0, std::min(sinks_tokens_ + row.next, row.again) -
-                                                                 (sinks_tokens_ + row.packed)));
+    done.again += static_cast<uint64_t>(
+        std::max<int64_t>(0, std::min(sinks_tokens_ + row.next, row.again) - (sinks_tokens_ + row.packed)));
   }
   if (runs.empty()) return done;
 

@@ -21,12 +21,12 @@ namespace kvplug::quantized {
 class Layer {
  public:
   struct Row {
-    int64_t packed = 0;      // tokens, whole blocks
-    int64_t first = 0;       // pages [first, end) are held
+    int64_t packed = 0;  // tokens, whole blocks
+    int64_t first = 0;   // pages [first, end) are held
     int64_t end = 0;
-    int64_t begin = 0;       // first row position that is readable
-    int64_t again = 0;       // positions below were packed before and given back to the ring by value
-    int64_t next = 0;        // during an append: packed at its end
+    int64_t begin = 0;  // first row position that is readable
+    int64_t again = 0;  // positions below were packed before and given back to the ring by value
+    int64_t next = 0;   // during an append: packed at its end
   };
   // What packing an append wrote.
   struct Packed {
@@ -84,7 +84,8 @@ class Layer {
   void reset() noexcept;
 
   // One page's parts from block `first` of the page on, `tokens` of them, as tensors with their data.
-  void parts_of(const Side& side, bool keys, PackedPage& page, int64_t first, int64_t tokens, kvp_qpart* to) const noexcept;
+  void parts_of(const Side& side, bool keys, PackedPage& page, int64_t first, int64_t tokens,
+                kvp_qpart* to) const noexcept;
 
   void add_memory(kvp_memory& out) const noexcept;
   int64_t table_bytes() const noexcept {

@@ -63,8 +63,7 @@ bool QuantizedCache::fused(const Layer& layer, size_t index, int64_t batch, floa
   if (!last.asked || last.softcap != softcap || last.window != window || last.chunk != chunk || last.batch != batch) {
     uint64_t workspace = 0;
     std::string reason;
-    const kvp_status status =
-        form_.probe_fused(layer.form(), batch, softcap, window, chunk, workspace, reason);
+    const kvp_status status = form_.probe_fused(layer.form(), batch, softcap, window, chunk, workspace, reason);
     const auto room = static_cast<uint64_t>(places_[index].bytes - places_[index].quant_workspace);
     last = {true, status == KVP_OK && workspace <= room, softcap, window, chunk, batch};
   }
@@ -124,12 +123,17 @@ void QuantizedCache::attend(const kvp_call& call, const kvp_attend_args& args, k
 
   const int64_t batch_before = batch_;
   prepare(layer, a, call, 0);
-  if (appends) counts_.bytes_copied_on_write += static_cast<uint64_t>(layer.begin_append(a, *args.k, *args.v, parallel_));
+  if (appends)
+    counts_.bytes_copied_on_write += static_cast<uint64_t>(layer.begin_append(a, *args.k, *args.v, parallel_));
   list_blocks(layer, a, appends ? args.k : nullptr, args.v);
 
   const auto index = static_cast<size_t>(args.layer);
-  Work work{layer,  index, places_[index], call, args, args.bias == nullptr ? nullptr : &bias, window, chunk, kv_offset,
-            {},     {},    false,          false, false, out, lse};
+  Work work{layer,  index, places_[index],
+            call,   args,  args.bias == nullptr ? nullptr : &bias,
+            window, chunk, kv_offset,
+            {},     {},    false,
+            false,  false, out,
+            lse};
   bool newest = true;  // no query is older than a packed token
   for (int64_t b = 0; b < batch; ++b) {
     const sdk::Rows::Row row = layer.rows()[b];
@@ -157,8 +161,12 @@ void QuantizedCache::attend(const kvp_call& call, const kvp_attend_args& args, k
   const bool causal = (args.flags & KVP_ATTEND_CAUSAL) != 0;
   try {
     if (!work.sinks && !work.packed) {
-      sdk::AttendCall exact{args.q,          &out,   lse,   args.bias == nullptr ? nullptr : &bias, args.sinks,
-                            work.rows.data(), window, chunk, args.scale,                             args.softcap, causal};
+      sdk::AttendCall exact{args.q,     &out,
+                            lse,        args.bias == nullptr ? nullptr : &bias,
+                            args.sinks, work.rows.data(),
+                            window,     chunk,
+                            args.scale, args.softcap,
+                            causal};
       const kvp_status status =
           sdk::attend({batch, f.q_heads, p.kv_heads, queries, p.key_dim, p.value_dim, form_.dtype}, exact, parallel_,
                       at(work.place.attend), static_cast<size_t>(work.place.acc - work.place.attend));
@@ -340,7 +348,8 @@ void QuantizedCache::attend_unpacked(Work& work, int64_t q0, const kvp_tensor& q
   const int64_t room = f.page_tokens + sdk::kBlockTokens;
   // Where q goes; the partial result of a page lies behind it, both fit into the room of all rows together.
   std::vector<sdk::KvBlock> blocks(static_cast<size_t>(room / sdk::kBlockTokens + 1));
-  std::vector<float> more(static_cast<size_t>(f.q_heads * n * p.value_dim)), more_lse(static_cast<size_t>(f.q_heads * n));
+  std::vector<float> more(static_cast<size_t>(f.q_heads * n * p.value_dim)),
+      more_lse(static_cast<size_t>(f.q_heads * n));
   for (int64_t b = 0; b < batch; ++b) {
     const Layer::Row& held = work.layer.row(b);
     kvp_tensor own = sdk::dense_tensor(at(work.place.q), sdk::kFloat32, {1, f.q_heads, n, p.key_dim});
@@ -382,7 +391,8 @@ void QuantizedCache::attend_unpacked(Work& work, int64_t q0, const kvp_tensor& q
       counts_.dequantized_tokens += static_cast<uint64_t>(tokens);
       for (size_t block = 0; block < blocks.size(); ++block) {
         const auto from = static_cast<int64_t>(block) * sdk::kBlockTokens;
-        blocks[block] = {k_room + from * p.key_dim, v_room + from * p.value_dim, room * p.key_dim, p.key_dim,
+        blocks[block] = {k_room + from * p.key_dim, v_room + from * p.value_dim,
+                         room * p.key_dim,          p.key_dim,
                          room * p.value_dim,        p.value_dim};
       }
       row.blocks = blocks.data();
@@ -391,10 +401,17 @@ void QuantizedCache::attend_unpacked(Work& work, int64_t q0, const kvp_tensor& q
       row.kv_end = std::max(row.kv_begin, begin + tokens);
       kvp_tensor part = sdk::dense_tensor(more.data(), sdk::kFloat32, {1, f.q_heads, n, p.value_dim});
       kvp_tensor part_lse = sdk::dense_tensor(more_lse.data(), sdk::kFloat32, {1, f.q_heads, n});
-      const sdk::AttendCall call{&own,           &part,           &part_lse,
-                                 work.bias == nullptr ? nullptr : &bias, nullptr, &row,
-                                 work.window,    work.chunk,      work.args.scale,
-                                 work.args.softcap, (work.args.flags & KVP_ATTEND_CAUSAL) != 0};
+      const sdk::AttendCall call{&own,
+                                 &part,
+                                 &part_lse,
+                                 work.bias == nullptr ? nullptr : &bias,
+                                 nullptr,
+                                 &row,
+                                 work.window,
+                                 work.chunk,
+                                 work.args.scale,
+                                 work.args.softcap,
+                                 (work.args.flags & KVP_ATTEND_CAUSAL) != 0};
       const kvp_status status =
           sdk::attend({1, f.q_heads, p.kv_heads, n, p.key_dim, p.value_dim, sdk::kFloat32}, call, parallel_,
                       at(work.place.attend), static_cast<size_t>(work.place.acc - work.place.attend));

@@ -66,8 +66,8 @@ void QuantizedCache::set_batch(int64_t batch) {
 }
 
 int64_t QuantizedCache::held_bytes() const noexcept {
-  auto held = static_cast<int64_t>(scratch_.bytes() + list_.bytes() + long_list_.bytes() + page_list_.bytes() +
-                                   views_.bytes());
+  auto held =
+      static_cast<int64_t>(scratch_.bytes() + list_.bytes() + long_list_.bytes() + page_list_.bytes() + views_.bytes());
   for (const auto& layer : layers_) held += layer->held_bytes();
   return held;
 }
@@ -188,8 +188,7 @@ void QuantizedCache::finish(Layer& layer, const Append& a, const kvp_tensor& k, 
       layers_.begin());
   try {
     const Scratch& place = places_[index];
-    const Layer::Packed done =
-        layer.pack(form_, a, row_blocks_.data(), parallel_, call, at(place.staging), place);
+    const Layer::Packed done = layer.pack(form_, a, row_blocks_.data(), parallel_, call, at(place.staging), place);
     counts_.packed_tokens += done.tokens;
     counts_.requantized_tokens += done.again;
   } catch (...) {
@@ -210,8 +209,7 @@ void QuantizedCache::unpack(const Layer& layer, bool keys, PackedPage& page, int
   layer.parts_of(side, keys, page, from, tokens, parts);
   char text[256] = "";
   kvp_error err{sizeof err, 0, 0, text, sizeof text, 0};
-  const kvp_status status =
-      side.handle.iface->dequantize(side.handle.self, &call, parts, side.n_parts, &to, &err);
+  const kvp_status status = side.handle.iface->dequantize(side.handle.self, &call, parts, side.n_parts, &to, &err);
   if (status != KVP_OK) fail(status, "a quantizer failed to unpack: ", text);
   if (!form_.options.hadamard || !turn_back) return;
   for (int64_t head = 0; head < to.shape[1]; ++head) {
@@ -256,8 +254,7 @@ void QuantizedCache::write_views(Layer& layer, int64_t kv_len, int64_t kv_offset
           }
         }
       };
-      const int64_t exact_from =
-          packed.packed == 0 ? layer.exact().begin(b) : layer.packed_end(b);
+      const int64_t exact_from = packed.packed == 0 ? layer.exact().begin(b) : layer.packed_end(b);
       copy(row_blocks_[static_cast<size_t>(b)], layer.exact().first_block(b), exact_from, last);
       if (layer.sinks() != nullptr) {
         copy(sink_blocks_[static_cast<size_t>(b)], 0, 0,
@@ -414,7 +411,8 @@ void QuantizedCache::crop(const kvp_call& call, const int64_t* n_remove, int64_t
         } catch (const sdk::Fault& fault) {
           fail(KVP_INTERNAL, "crop: ", fault.text());
         }
-        std::byte* const room = at(places_[i].staging) + (keys ? 0 : p.kv_heads * f.token_block * p.key_dim * p.element);
+        std::byte* const room =
+            at(places_[i].staging) + (keys ? 0 : p.kv_heads * f.token_block * p.key_dim * p.element);
         rest[keys ? 0 : 1] = sdk::dense_tensor(room, form_.dtype, {1, p.kv_heads, refill.tokens, dim});
         for (int64_t head = 0; head < p.kv_heads; ++head) {
           for (int64_t t = 0; t < refill.tokens; ++t) {

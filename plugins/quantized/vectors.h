@@ -34,7 +34,7 @@ inline uint16_t float_to_half(float f) noexcept {
   const uint32_t bits = float_to_bits(f), sign = bits >> 16 & 0x8000u, rest = bits & 0x7fffffffu;
   if (rest > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
   if (rest >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
-  if (rest < 0x38800000u) {  // below 2^-14: steps of 2^-24
+  if (rest < 0x38800000u) {                           // below 2^-14: steps of 2^-24
     const float scaled = bits_to_float(rest) + 0.5f;  // the sum rounds at 2^-24
     return static_cast<uint16_t>(sign | (float_to_bits(scaled) - 0x3f000000u));
   }

@@ -242,9 +242,12 @@ const std::map<std::string, Check>& checks() {
 std::string reason_to_skip(const std::string& id) {
   const std::pair<const char*, const char*> reasons[] = {
       {"quantized/", "refusals of quantized caches are tested by quantized_test and core_test, not by these records"},
-      {"cache_implementation/quantized", "refusals of quantized caches are tested by quantized_test and core_test, not by these records"},
-      {"use_cache_false/config", "refusals of quantized caches are tested by quantized_test and core_test, not by these records"},
-      {"defaults/quantized_layer", "refusals of quantized caches are tested by quantized_test and core_test, not by these records"},
+      {"cache_implementation/quantized",
+       "refusals of quantized caches are tested by quantized_test and core_test, not by these records"},
+      {"use_cache_false/config",
+       "refusals of quantized caches are tested by quantized_test and core_test, not by these records"},
+      {"defaults/quantized_layer",
+       "refusals of quantized caches are tested by quantized_test and core_test, not by these records"},
       {"assisted/", "assisted decoding is not provided"},
       {"encdec/", "no encoder-decoder family is provided; their caches are tested as stacks"},
       {"cache/", "constructors of Python classes, or caches of state, which are not provided"},

@@ -271,7 +271,8 @@ class Replay {
 
 // What is not replayed, and why.
 const char* skipped(const std::string& name) {
-  if (name.find("Quantized") != std::string::npos) return "quantized layers: records of hf_compat = \"strict\", which quantized does not serve yet";
+  if (name.find("Quantized") != std::string::npos)
+    return "quantized layers: records of hf_compat = \"strict\", which quantized does not serve yet";
   if (name.find("Indexed") != std::string::npos) return "indexer keys: kvp.index/1 is a draft that no kind serves";
   if (name.find("LinearAttention") != std::string::npos)
     return "state layers: no kind serves kvp.state/1 in this release";

@@ -52,8 +52,10 @@ TEST(SmolLm2, LosslessKindsGiveTheRecordedTokens) {
       EXPECT_EQ(client::text_from(kvplug_model_chat, model.get(), messages.data(), messages.size(), nullptr), text);
     }
   }
-  std::printf("smollm2: %zu cases found, %zu run, %zu skipped: records of hf_compat = \"strict\", which quantized does not serve yet\n", found, run,
-              found - run);
+  std::printf(
+      "smollm2: %zu cases found, %zu run, %zu skipped: records of hf_compat = \"strict\", which quantized does not "
+      "serve yet\n",
+      found, run, found - run);
   EXPECT_GT(run, 0u);
 }
 

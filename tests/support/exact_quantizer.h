@@ -21,7 +21,9 @@ struct ExactQuantizer {
   bool attends = false;
   bool fails = false;  // quantize answers IO
 
-  kvp_qhandle handle() { return {sizeof(kvp_qhandle), table(attends), reinterpret_cast<kvp_quantizer*>(this), "exact"}; }
+  kvp_qhandle handle() {
+    return {sizeof(kvp_qhandle), table(attends), reinterpret_cast<kvp_quantizer*>(this), "exact"};
+  }
 
  private:
   static ExactQuantizer& of(kvp_quantizer* self) { return *reinterpret_cast<ExactQuantizer*>(self); }
@@ -123,7 +125,8 @@ struct ExactQuantizer {
                      static_cast<double>(load(key + d * kq.dtype.bits / 8, kq.dtype));
               }
               s *= static_cast<double>(args->scale);
-              if (args->softcap > 0) s = static_cast<double>(args->softcap) * std::tanh(s / static_cast<double>(args->softcap));
+              if (args->softcap > 0)
+                s = static_cast<double>(args->softcap) * std::tanh(s / static_cast<double>(args->softcap));
               score.push_back(s);
               value.push_back(token(vq, v_data, h / group, t, value_dim));
               most = std::max(most, s);
@@ -139,8 +142,9 @@ struct ExactQuantizer {
           for (int64_t d = 0; d < value_dim; ++d) {
             to.set(score.empty() ? 0 : static_cast<float>(sum[static_cast<size_t>(d)] / total), b, h, i, d);
           }
-          to_lse.set(score.empty() ? -std::numeric_limits<float>::infinity() : static_cast<float>(most + std::log(total)),
-                     b, h, i);
+          to_lse.set(
+              score.empty() ? -std::numeric_limits<float>::infinity() : static_cast<float>(most + std::log(total)), b,
+              h, i);
         }
       }
     }

@@ -17,18 +17,16 @@
 namespace kvplug::test {
 
 struct Kind {
-  const char* name;     // the descriptor's id
-  const char* library;  // in the build's plugin folder
-  bool fixed;           // create.tokens is a capacity
-  bool offloaded;       // has disk_path
+  const char* name;        // the descriptor's id
+  const char* library;     // in the build's plugin folder
+  bool fixed;              // create.tokens is a capacity
+  bool offloaded;          // has disk_path
   bool quantized = false;  // takes quantizers: the exact one, so that nothing is lost
 };
 
 constexpr Kind kKinds[] = {
-    {"dynamic", "dynamic.so", false, false},
-    {"static", "static.so", true, false},
-    {"offloaded", "offloaded.so", false, true},
-    {"offloaded_static", "offloaded.so", true, true},
+    {"dynamic", "dynamic.so", false, false},           {"static", "static.so", true, false},
+    {"offloaded", "offloaded.so", false, true},        {"offloaded_static", "offloaded.so", true, true},
     {"quantized", "quantized.so", false, false, true},
 };
 
