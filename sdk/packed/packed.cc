@@ -13,10 +13,9 @@ constexpr int64_t kRowBytes = 64;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// A row is 64 bytes of codes before packing. Keys: a quad of dims, values: a quad of tokens of 16 dims.
-int64_t rows_of(const PackedForm& form) {
-  return form.role == KVP_ROLE_KEY ? ceil_div(form.head_dim, 4) : 4 * ceil_div(form.head_dim, kTileTokens);
-}
+// A row is 64 bytes of codes before packing. Keys: a quad of dims, values: a quad of tokens of 16 dims. Either way whole
+// units of 16 dims: kernels read four rows at once.
+int64_t rows_of(const PackedForm& form) { return 4 * ceil_div(form.head_dim, kTileTokens); }
 
 int64_t plane_bytes(int64_t rows, int bits) { return ceil_div(rows * bits, 8) * kRowBytes; }
 
@@ -54,6 +53,7 @@ void gather_row(const PackedForm& form, const uint8_t* tile, int64_t r, uint8_t*
   if (form.role == KVP_ROLE_KEY) {
     const int64_t d = 4 * r, n = dim - d < 4 ? dim - d : 4;
     if (n < 4) memset(row, 0, kRowBytes);
+    if (n <= 0) return;
     for (int64_t t = 0; t < kTileTokens; ++t) {
       const uint8_t* from = tile + t * dim + d;
       if (n == 4) {
@@ -80,6 +80,7 @@ void scatter_row(const PackedForm& form, const uint8_t* row, int64_t r, uint8_t*
   const int64_t dim = form.head_dim;
   if (form.role == KVP_ROLE_KEY) {
     const int64_t d = 4 * r, n = dim - d < 4 ? dim - d : 4;
+    if (n <= 0) return;
     for (int64_t t = 0; t < kTileTokens; ++t) {
       uint8_t* to = tile + t * dim + d;
       if (n == 4) {

@@ -7,10 +7,11 @@
 //   DATA   uint8  [batch, kv_heads, blocks, data_bytes()]  codes in tiles of kTileTokens tokens
 //   SCALE  scale_dtype [batch, kv_heads, blocks, groups()]
 //   ZERO   scale_dtype [batch, kv_heads, blocks, groups()]  the offset: what code 0 stands for
-// A tile is a list of rows of 64 codes. Keys: row i holds dims 4i .. 4i + 3 of 16 tokens, 4 bytes a token; values: row
-// 4i + j holds dims 16i .. 16i + 15 of tokens 4j .. 4j + 3, 4 bytes a dim. So a lane of 32 bits is one token (one dim),
-// and integer dot products need no sum over lanes. Fewer than 8 bits: 8 / bits rows share 64 bytes, row i in bits
-// i % (8 / bits) * bits and up; 3 bits: a plane of the low two bits of all rows, then one of the high bits.
+// A tile is a list of rows of 64 codes, four for every 16 dims; dims past head_dim are 0. Keys: row i holds dims
+// 4i .. 4i + 3 of 16 tokens, 4 bytes a token; values: row 4i + j holds dims 16i .. 16i + 15 of tokens 4j .. 4j + 3, 4
+// bytes a dim. So a lane of 32 bits is one token (one dim), and integer dot products need no sum over lanes. Fewer than
+// 8 bits: 8 / bits rows share 64 bytes, row i in bits i % (8 / bits) * bits and up; 3 bits: a plane of the low two bits
+// of all rows, then one of the high bits.
 // Groups are ordered so that attention loads them as vectors: along HEAD_DIM [channel group][token], along TOKENS
 // [token group][channel].
 #pragma once
