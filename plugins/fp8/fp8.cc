@@ -9,8 +9,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
-#include "kernels.h"
+#include "blocks.h"
 
 namespace kvplug::fp8 {
 namespace {
@@ -101,6 +102,9 @@ class Fp8 {
       sdk::fail(KVP_UNSUPPORTED, "values of ", sdk::name_of(dtype_), "; float32, float16 and bfloat16 are quantized");
     }
     if (head_dim_ < 1) sdk::fail(KVP_INVALID_ARGUMENT, "head_dim ", head_dim_);
+    if (settings_.granularity == Granularity::kTokenHead) {
+      blocks_.emplace(create.role, head_dim_, settings_.e5m2, dtype_, kernels_);
+    }
   }
 
   void describe(kvp_qspec& out) const { describe_as(settings_, dtype_, out); }
@@ -109,42 +113,38 @@ class Fp8 {
     if (head_dim != head_dim_) {
       sdk::fail(KVP_INVALID_ARGUMENT, "plan for head_dim ", head_dim, "; created for ", head_dim_);
     }
+    if (blocks_) return blocks_->plan(batch, kv_heads, tokens, out);
     out.token_block = settings_.strict ? 0 : 1;
     out.n_parts = 2;
     out.parts[0] = sdk::planned_part(KVP_PART_DATA, {KVP_DTYPE_UINT, 8, 1}, {batch, kv_heads, tokens, head_dim});
     double scales = 1;
     if (settings_.granularity == Granularity::kTensor) {
       out.parts[1] = sdk::planned_part(KVP_PART_SCALE, sdk::kFloat32, {1, 1, 1, 1}, KVP_QPART_SHARED);
-    } else if (settings_.granularity == Granularity::kHead) {
+    } else {
       out.parts[1] = sdk::planned_part(KVP_PART_SCALE, sdk::kFloat32, {batch, kv_heads, 1, 1}, KVP_QPART_SHARED);
       scales = static_cast<double>(batch * kv_heads);
-    } else {
-      out.parts[1] = sdk::planned_part(KVP_PART_SCALE, sdk::kFloat32, {batch, kv_heads, tokens, 1});
-      scales = static_cast<double>(batch * kv_heads * tokens);
     }
     const auto elements = static_cast<double>(batch * kv_heads * tokens * head_dim);
     if (elements > 0) out.bits_per_element = 8 + 32 * scales / elements;
-    if (settings_.granularity != Granularity::kTokenHead) {
-      out.workspace_bytes = static_cast<uint64_t>(batch * kv_heads * tokens) * sizeof(float);  // largest of each token
-    }
+    out.workspace_bytes = static_cast<uint64_t>(batch * kv_heads * tokens) * sizeof(float);  // largest of each token
   }
 
   void quantize(const kvp_call&, const kvp_tensor& in, uint32_t flags, const kvp_qpart* parts, uint32_t n_parts,
                 void* workspace) const {
     sdk::check_tensor("the tensor to quantize", &in, dtype_, {-1, -1, -1, head_dim_});
+    if (blocks_) return blocks_->quantize(in, parts, n_parts);
     const int64_t heads = in.shape[1], tokens = in.shape[2], n = in.shape[0] * heads * tokens;
     kvp_qplan plan{};
     this->plan(in.shape[0], heads, tokens, head_dim_, plan);
     sdk::check_parts(plan, parts, n_parts);
     if (n == 0) return;
     const kvp_tensor &data = parts[0].t, &scale = parts[1].t;
-    const bool own = settings_.granularity == Granularity::kTokenHead;
     const auto each = [&](const auto& body) {
       sdk::parallel_for(sdk::host_parallel(), n, 32, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) body(i, i / (heads * tokens), i / tokens % heads, i % tokens);
       });
     };
-    if (!own && (flags & KVP_Q_KEEP_SCALE) == 0) {
+    if ((flags & KVP_Q_KEEP_SCALE) == 0) {
       if (workspace == nullptr) sdk::fail(KVP_INVALID_ARGUMENT, "quantize without a workspace");
       auto* most = static_cast<float*>(workspace);
       each([&](int64_t i, int64_t b, int64_t h, int64_t t) {
@@ -157,15 +157,12 @@ class Fp8 {
           if (most[k] > largest || std::isnan(most[k])) largest = most[k];
           if (std::isnan(largest)) break;
         }
-        *scale_at(scale, i / tokens / heads, i / tokens % heads, 0) = scale_of(largest);
+        *scale_at(scale, i / tokens / heads, i / tokens % heads) = scale_of(largest, settings_.e5m2);
       }
     }
     each([&](int64_t, int64_t b, int64_t h, int64_t t) {
-      const std::byte* row = sdk::at(in, b, h, t);
-      float* s = scale_at(scale, b, h, t);
-      if (own) *s = scale_of(kernels_.largest(row, dtype_, head_dim_, false));
-      kernels_.encode(row, dtype_, head_dim_, *s, settings_.e5m2, !settings_.strict,
-                      reinterpret_cast<uint8_t*>(sdk::at(data, b, h, t)));
+      kernels_.encode(sdk::at(in, b, h, t), dtype_, head_dim_, *scale_at(scale, b, h), settings_.e5m2,
+                      !settings_.strict, reinterpret_cast<uint8_t*>(sdk::at(data, b, h, t)));
     });
   }
 
@@ -173,6 +170,7 @@ class Fp8 {
     const kvp_dtype out_dtype = sdk::dtype_of(out);
     if (!sdk::is_plain_float(out_dtype)) sdk::fail(KVP_INVALID_ARGUMENT, "dequantize into ", sdk::name_of(out_dtype));
     sdk::check_tensor("the tensor to dequantize into", &out, out_dtype, {-1, -1, -1, head_dim_});
+    if (blocks_) return blocks_->dequantize(parts, n_parts, out);
     const int64_t heads = out.shape[1], tokens = out.shape[2];
     kvp_qplan plan{};
     this->plan(out.shape[0], heads, tokens, head_dim_, plan);
@@ -181,7 +179,7 @@ class Fp8 {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t b = i / (heads * tokens), h = i / tokens % heads, t = i % tokens;
         kernels_.decode(reinterpret_cast<const uint8_t*>(sdk::at(parts[0].t, b, h, t)), head_dim_,
-                        *scale_at(parts[1].t, b, h, t), settings_.e5m2, dtype_, sdk::at(out, b, h, t), out_dtype);
+                        *scale_at(parts[1].t, b, h), settings_.e5m2, dtype_, sdk::at(out, b, h, t), out_dtype);
       }
     });
   }
@@ -193,7 +191,16 @@ class Fp8 {
     return settings_.e5m2 ? 4096 + 57344 * u : 16 + 448 * u;
   }
 
-  static const void* extension(std::string_view) noexcept { return nullptr; }
+  uint64_t attend_probe(const Fp8& values, const kvp_qattend_desc& desc) const {
+    return blocks().attend_probe(values.blocks(), desc);
+  }
+  void attend(const Fp8& values, const kvp_call&, const kvp_qattend_args& args, kvp_tensor& out,
+              kvp_tensor& lse) const {
+    blocks().attend(values.blocks(), args, out, lse);
+  }
+  static const void* extension(std::string_view id) noexcept {
+    return id == KVP_EXT_QUANT_ATTEND ? sdk::QuantizerPlugin<Fp8>::attend_extension() : nullptr;
+  }
 
  private:
   static void describe_as(const Settings& settings, kvp_dtype dtype, kvp_qspec& out) {
@@ -207,19 +214,24 @@ class Fp8 {
     out.flags = settings.strict ? KVP_Q_STRICT : 0;
   }
 
-  float scale_of(float largest) const {
-    const float scale = largest / (settings_.e5m2 ? 57344.0f : 448.0f);
-    return scale < 0x1p-126f ? 0x1p-126f : scale;
+  const Blocks& blocks() const {
+    if (!blocks_) {
+      sdk::fail(KVP_UNSUPPORTED,
+                "scales that tokens share are not attended to packed; scale_granularity = "
+                "\"token_head\" is");
+    }
+    return *blocks_;
   }
-  float* scale_at(const kvp_tensor& scale, int64_t b, int64_t h, int64_t t) const {
+  float* scale_at(const kvp_tensor& scale, int64_t b, int64_t h) const {
     if (settings_.granularity == Granularity::kTensor) return static_cast<float*>(scale.data);
-    return reinterpret_cast<float*>(sdk::at(scale, b, h, settings_.granularity == Granularity::kHead ? 0 : t));
+    return reinterpret_cast<float*>(sdk::at(scale, b, h, 0));
   }
 
   Settings settings_;
   kvp_dtype dtype_;
   int32_t head_dim_;
   const Kernels& kernels_ = kernels();
+  std::optional<Blocks> blocks_;  // a scale per token and head
 };
 
 }  // namespace

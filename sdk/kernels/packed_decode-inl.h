@@ -8,33 +8,15 @@
 // (values). A scale or offset that is NaN reaches every result it has a weight in.
 #pragma once
 
-#include "decode-inl.h"
-#include "packed_dot-inl.h"
+#include "float8_decode-inl.h"
 
 namespace kvplug::sdk {
 namespace {
-
-inline constexpr int64_t kPackedStride = kPackedPartition + 16;
 
 // What one vector has for one group: idot * a + b, and the factor of the offset.
 struct GroupTerms {
   float a, b, c;
 };
-
-inline void load_floats(kvp_dtype type, const void* from, int64_t at, int64_t n, float* to) {
-  const auto convert = [&](const auto* p) {
-    for (int64_t i = 0; i < n; i += kLanes) {
-      store(to + i, n - i >= kLanes ? load(p + at + i) : load_first(p + at + i, n - i));
-    }
-  };
-  if (type.bits == 32) {
-    convert(static_cast<const float*>(from));
-  } else if (type.code == KVP_DTYPE_BFLOAT) {
-    convert(static_cast<const Bf16*>(from));
-  } else {
-    convert(static_cast<const F16*>(from));
-  }
-}
 
 // Scales or offsets of the tile for each group along the head dimension: to[group][16], groups `stride` apart.
 inline void load_tile_groups(const PackedSide& side, const void* from, float* to, int64_t stride) {
@@ -127,8 +109,10 @@ __attribute__((noinline)) void sum_packed(const SumArgs& args) {
 }
 
 template <class F>
-inline void with_bits(int bits, F&& f) {
-  switch (bits) {
+inline void with_codes(const PackedForm& form, F&& f) {
+  if (form.format == KVP_FORMAT_FP8_E4M3) return f(E4m3());
+  if (form.format == KVP_FORMAT_FP8_E5M2) return f(E5m2());
+  switch (form.bits) {
     case 1: return f(Count<1>());
     case 2: return f(Count<2>());
     case 3: return f(Count<3>());
@@ -136,23 +120,6 @@ inline void with_bits(int bits, F&& f) {
     default: return f(Count<8>());
   }
 }
-
-// One call's view of a work item.
-struct PackedItem {
-  const PackedCall* call;
-  int64_t row, kv_head, n;     // q vectors
-  int64_t origin, begin, end;  // of the partition; whole tiles in it that are looked at
-};
-
-// A carver of the worker's scratch.
-struct Carver {
-  float* at;
-  float* take(int64_t n) {
-    float* p = at;
-    at += round_up(n, 16);
-    return p;
-  }
-};
 
 inline float sum_of(const float* x, int64_t n) {
   V sum = zero();
@@ -162,7 +129,7 @@ inline float sum_of(const float* x, int64_t n) {
 
 // q [n][key_pad] -> scores [n][kPackedStride].
 template <int kBits>
-void packed_scores(const PackedItem& item, const float* q, int64_t key_pad, float* scores, Carver work) {
+void packed_scores(Count<kBits>, const PackedItem& item, const float* q, int64_t key_pad, float* scores, Carver work) {
   const PackedSide& side = item.call->k;
   const int64_t dim = side.form.head_dim, units = units_of(dim), groups = side.groups;
   const int64_t word_stride = units * kUnitWords<kBits>;
@@ -227,7 +194,8 @@ void packed_scores(const PackedItem& item, const float* q, int64_t key_pad, floa
 
 // acc [n][value_pad] += weights [n][kPackedStride] times V.
 template <int kBits>
-void packed_sum(const PackedItem& item, const float* weights, float* acc, int64_t value_pad, Carver work) {
+void packed_sum(Count<kBits>, const PackedItem& item, const float* weights, float* acc, int64_t value_pad,
+                Carver work) {
   const PackedSide& side = item.call->v;
   const int64_t dim = side.form.head_dim, units = units_of(dim), groups = side.groups;
   const int64_t group_words = kPackedChunk / 16 * kUnitWords<kBits>, word_stride = groups * group_words;
@@ -330,8 +298,7 @@ void packed_decode(const AttendJob& job, int64_t b, int64_t kv_head, int64_t par
     for (int64_t d = 0; d < key_dim; d += kLanes) store(to + d, mul(load(to + d), set1(job.call.scale)));
   }
   const PackedItem item = {job.packed, b, kv_head, n, origin, begin, end};
-  with_bits(job.packed->k.form.bits,
-            [&](auto bits) { packed_scores<decltype(bits)::value>(item, q, key_pad, s, carver); });
+  with_codes(job.packed->k.form, [&](auto codes) { packed_scores(codes, item, q, key_pad, s, carver); });
   for (int64_t r = 0; r < n; ++r) {
     const TokenSpan own = visible(job.call, row, row.q_position + span.first + r / job.group);
     const int64_t own_begin = lesser(greater(own.begin - origin, begin), end);
@@ -339,8 +306,7 @@ void packed_decode(const AttendJob& job, int64_t b, int64_t kv_head, int64_t par
     softmax_row<true>(s + r * kPackedStride, own_begin, own_end, begin, end, job.call.softcap, nullptr, 0, m + r,
                       l + r);
   }
-  with_bits(job.packed->v.form.bits,
-            [&](auto bits) { packed_sum<decltype(bits)::value>(item, s, acc, value_pad, carver); });
+  with_codes(job.packed->v.form, [&](auto codes) { packed_sum(codes, item, s, acc, value_pad, carver); });
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace kvplug::sdk {
 inline constexpr int64_t kPackedPartition = 512;  // tokens of one decode item
 inline constexpr int64_t kPackedChunk = 64;       // tokens whose weights are quantized together
 
-// Parts in the order DATA, SCALE, ZERO; strides in bytes.
+// Parts in the order DATA, SCALE, ZERO (float8: without); strides in bytes.
 struct PackedSide {
   PackedForm form;
   int64_t block, tile_bytes, high_plane, groups;  // groups along the head dimension; TOKENS: 1
@@ -46,7 +46,8 @@ inline PackedTile tile_at(const PackedSide& s, const kvp_qpage& page, int64_t to
     return static_cast<const char*>(page.parts[s.first_part + i]) + kv_head * s.head_stride[i] +
            block * s.block_stride[i];
   };
-  return {reinterpret_cast<const uint8_t*>(part(0)) + inside / kTileTokens * s.tile_bytes, part(1), part(2), inside};
+  return {reinterpret_cast<const uint8_t*>(part(0)) + inside / kTileTokens * s.tile_bytes, part(1),
+          s.form.float8() ? nullptr : part(2), inside};
 }
 
 // Walks the pages of a row.
@@ -77,6 +78,7 @@ inline int64_t packed_decode_floats(int64_t n, int64_t key_pad, int64_t value_pa
   return n * (key_pad + kPackedPartition + 16)  // q, scores
          + n * key_pad / 2                      // q in 16 bits
          + n * groups * (32 + 6)                // weights in 16 bits; three numbers a group, keys and values
+         + n * kPackedChunk                     // float8: weights; its q takes the place of the two above
          + 2 * (16 + kPackedChunk) * groups     // scales and offsets
          + key_pad + kPackedChunk + 128;
 }

@@ -9,6 +9,13 @@
 namespace kvplug::sdk {
 namespace {
 
+template <class F>
+inline void float8_row(const uint8_t* codes, int64_t dim, float scale, float* to) {
+  int64_t d = 0;
+  for (; d < dim; d += kLanes) store(to + d, mul(float8_values<F>(codes + d), set1(scale)));
+  for (; d-- > dim;) to[d] = 0;  // whatever lies behind the codes may read as NaN
+}
+
 // Tokens [begin, end) of block `block` of the row as rows of float32, zeros around them. spare: codes of a tile, then
 // scales and offsets of it.
 inline void unpack_rows(const PackedCall& call, const PackedSide& side, int64_t row, int64_t kv_head, int64_t block,
@@ -24,7 +31,9 @@ inline void unpack_rows(const PackedCall& call, const PackedSide& side, int64_t 
     const kvp_qpage& page = cursor.seek(block * kBlockTokens + t, &inside);
     const PackedTile tile = tile_at(side, page, inside, kv_head);
     unpack_tile(side.form, reinterpret_cast<const std::byte*>(tile.data), codes);
-    if (channels) {
+    if (side.form.float8()) {
+      load_floats(side.form.scale_dtype, tile.scale, 0, kTileTokens, scale);
+    } else if (channels) {
       load_channels(side, tile.scale, tile.token, scale);
       load_channels(side, tile.zero, tile.token, offset);
     } else {
@@ -33,10 +42,15 @@ inline void unpack_rows(const PackedCall& call, const PackedSide& side, int64_t 
     }
     for (int64_t i = 0; i < kTileTokens; ++i) {
       float* to = rows + (t + i) * pad;
+      if (side.form.float8()) {
+        const bool e4m3 = side.form.format == KVP_FORMAT_FP8_E4M3;
+        (e4m3 ? float8_row<E4m3> : float8_row<E5m2>)(codes + i * dim, dim, scale[i], to);
+        continue;
+      }
       for (int64_t d = 0; d < dim; d += kLanes) {  // the codes of the last row end in scratch
         const int64_t g = channels ? 0 : d / step * kTileTokens + i;
         const V s = channels ? load(scale + d) : set1(scale[g]), o = channels ? load(offset + d) : set1(offset[g]);
-        store(to + d, mul_add(widen_bytes(codes + i * dim + d), s, o));
+        store(to + d, mul_add(to_float(load_codes(codes + i * dim + d)), s, o));
       }
     }
   }

@@ -16,6 +16,21 @@ inline constexpr int32_t kRoundMagicBits = 0x4b400000;
 using I = __m512i;
 inline I load_int(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline I zero_int() { return _mm512_setzero_si512(); }
+inline I equal8(I a, I b) { return _mm512_movm_epi8(_mm512_cmpeq_epi8_mask(a, b)); }
+inline bool any(I a) { return _mm512_test_epi32_mask(a, a) != 0; }
+template <int kBy>
+inline I shift_left32(I a) {
+  return kBy == 0 ? a : _mm512_slli_epi32(a, kBy);
+}
+template <int kBy>
+inline I shift_sign32(I a) {
+  return _mm512_srai_epi32(a, kBy);
+}
+inline V as_float(I a) { return _mm512_castsi512_ps(a); }
+inline I as_int(V a) { return _mm512_castps_si512(a); }
+inline I load_codes(const uint8_t* p) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
 inline I broadcast(int32_t x) { return _mm512_set1_epi32(x); }
 inline I bit_and(I a, I b) { return _mm512_and_si512(a, b); }
 inline I bit_or(I a, I b) { return _mm512_or_si512(a, b); }
@@ -42,15 +57,27 @@ inline void store_codes16(int32_t* to, const V* x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
                       _mm512_cvtsepi32_epi16(_mm512_shuffle_epi32(i, static_cast<_MM_PERM_ENUM>(0xd8))));
 }
-inline V widen_bytes(const uint8_t* p) {
-  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-}
 
 #elif defined(__AVX2__)
 
 using I = __m256i;
 inline I load_int(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline I zero_int() { return _mm256_setzero_si256(); }
+inline I equal8(I a, I b) { return _mm256_cmpeq_epi8(a, b); }
+inline bool any(I a) { return _mm256_testz_si256(a, a) == 0; }
+template <int kBy>
+inline I shift_left32(I a) {
+  return kBy == 0 ? a : _mm256_slli_epi32(a, kBy);
+}
+template <int kBy>
+inline I shift_sign32(I a) {
+  return _mm256_srai_epi32(a, kBy);
+}
+inline V as_float(I a) { return _mm256_castsi256_ps(a); }
+inline I as_int(V a) { return _mm256_castps_si256(a); }
+inline I load_codes(const uint8_t* p) {
+  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
 inline I broadcast(int32_t x) { return _mm256_set1_epi32(x); }
 inline I bit_and(I a, I b) { return _mm256_and_si256(a, b); }
 inline I bit_or(I a, I b) { return _mm256_or_si256(a, b); }
@@ -78,9 +105,6 @@ inline void store_codes16(int32_t* to, const V* x) {
   const I a = _mm256_shuffle_epi32(rounded(x[0]), 0xd8), b = _mm256_shuffle_epi32(rounded(x[1]), 0xd8);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8));
 }
-inline V widen_bytes(const uint8_t* p) {
-  return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
-}
 
 #else
 
@@ -93,6 +117,22 @@ inline I load_int(const uint8_t* p) {
   return x;
 }
 inline I zero_int() { return I{0, 0, 0, 0}; }
+inline I equal8(I a, I b) {
+  typedef uint8_t Bytes __attribute__((vector_size(16)));
+  return reinterpret_cast<I>(reinterpret_cast<Bytes>(a) == reinterpret_cast<Bytes>(b));
+}
+inline bool any(I a) { return (a[0] | a[1] | a[2] | a[3]) != 0; }
+template <int kBy>
+inline I shift_left32(I a) {
+  return a << kBy;
+}
+template <int kBy>
+inline I shift_sign32(I a) {
+  return reinterpret_cast<I>(reinterpret_cast<IS>(a) >> kBy);
+}
+inline V as_float(I a) { return reinterpret_cast<V>(a); }
+inline I as_int(V a) { return reinterpret_cast<I>(a); }
+inline I load_codes(const uint8_t* p) { return I{p[0], p[1], p[2], p[3]}; }
 inline I broadcast(int32_t x) {
   const uint32_t u = static_cast<uint32_t>(x);
   return I{u, u, u, u};
@@ -147,9 +187,6 @@ inline void store_codes16(int32_t* to, const V* x) {
                           static_cast<int16_t>(r[3])};
     memcpy(to + 2 * i, b, sizeof b);
   }
-}
-inline V widen_bytes(const uint8_t* p) {
-  return V{static_cast<float>(p[0]), static_cast<float>(p[1]), static_cast<float>(p[2]), static_cast<float>(p[3])};
 }
 
 #endif

@@ -13,8 +13,8 @@ constexpr int64_t kRowBytes = 64;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// A row is 64 bytes of codes before packing. Keys: a quad of dims, values: a quad of tokens of 16 dims. Either way whole
-// units of 16 dims: kernels read four rows at once.
+// A row is 64 bytes of codes before packing. Keys: a quad of dims, values: a quad of tokens of 16 dims. Either way
+// whole units of 16 dims: kernels read four rows at once.
 int64_t rows_of(const PackedForm& form) { return 4 * ceil_div(form.head_dim, kTileTokens); }
 
 int64_t plane_bytes(int64_t rows, int bits) { return ceil_div(rows * bits, 8) * kRowBytes; }

@@ -26,6 +26,13 @@ const char* form_refusal(const PackedForm& form) {
   }
   if (form.head_dim < 1 || form.head_dim > kMostDims) return "packed attention serves head dimensions up to 512";
   if (!is_float(form.scale_dtype)) return "packed attention reads scales of float32, float16 and bfloat16";
+  if (form.float8()) {
+    const bool known = form.format == KVP_FORMAT_FP8_E4M3 || form.format == KVP_FORMAT_FP8_E5M2;
+    if (!known || form.bits != 8) return "packed attention reads the 8-bit floats e4m3 and e5m2";
+    return form.group_dim == KVP_GROUP_HEAD_DIM && form.group_size >= form.head_dim
+               ? nullptr
+               : "packed attention serves 8-bit floats with one scale for a token and head";
+  }
   if (form.group_size < 1) return "packed attention needs groups of at least one element";
   if (form.group_dim == KVP_GROUP_TOKENS) {
     return form.group_size % kTileTokens == 0
@@ -51,10 +58,10 @@ PackedSide side_of(const PackedForm& form, int64_t first_part) {
 
 // Takes the strides of the planned parts; false if they contradict the form.
 bool take_parts(const kvp_qpart* parts, uint32_t n, int64_t kv_heads, PackedSide* side) {
-  if (n != 3 || parts == nullptr) return false;
+  if (n != side->form.parts() || parts == nullptr) return false;
   const int32_t roles[3] = {KVP_PART_DATA, KVP_PART_SCALE, KVP_PART_ZERO};
   const int64_t sizes[3] = {side->form.data_bytes(), side->form.groups(), side->form.groups()};
-  for (int i = 0; i < 3; ++i) {
+  for (uint32_t i = 0; i < n; ++i) {
     const kvp_tensor& t = parts[i].t;
     const kvp_dtype type = i == 0 ? kvp_dtype{KVP_DTYPE_UINT, 8, 1} : side->form.scale_dtype;
     if (parts[i].role != roles[i] || (parts[i].flags & KVP_QPART_SHARED) != 0) return false;
@@ -130,7 +137,7 @@ const char* packed_attend_refusal(const PackedForm& k, const PackedForm& v, cons
 
 uint64_t packed_attend_workspace(const PackedForm& k, const PackedForm& v, const kvp_qattend_desc& desc,
                                  int32_t workers) noexcept {
-  const PackedCall call = {side_of(k, 0), side_of(v, 3), nullptr, nullptr};
+  const PackedCall call = {side_of(k, 0), side_of(v, k.parts()), nullptr, nullptr};
   const AttendShape shape = {desc.max_batch, desc.q_heads,   desc.kv_heads, desc.max_query,
                              desc.key_dim,   desc.value_dim, desc.q_dtype};
   const Workspace parts(desc.max_batch);
@@ -150,7 +157,7 @@ kvp_status packed_attend(const PackedForm& k, const PackedForm& v, const kvp_qat
   if (kv_heads < 1 || q.shape[1] < 1 || q.shape[1] % kv_heads != 0 || !is_float(dtype_of(q))) {
     return KVP_INVALID_ARGUMENT;
   }
-  PackedCall call = {side_of(k, 0), side_of(v, 3), &args, nullptr};
+  PackedCall call = {side_of(k, 0), side_of(v, k.parts()), &args, nullptr};
   if (!take_parts(args.k_parts, args.n_k_parts, kv_heads, &call.k)) return KVP_INVALID_ARGUMENT;
   if (!take_parts(args.v_parts, args.n_v_parts, kv_heads, &call.v)) return KVP_INVALID_ARGUMENT;
 

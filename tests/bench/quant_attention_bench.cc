@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention over packed K/V beside our own over bfloat16 and a plain read of the same bytes, in one run: every sample
 // takes one layer of each case in turn, so that a slow moment of the machine meets all of them. Medians. "cold" walks
-// through about 1 GiB, "hot" repeats one layer. Every case checks its answer. One JSON object a line on stdout.
+// through 128 MiB a case, "hot" repeats one layer. Every case checks its answer. One JSON object a line on stdout.
 #include <kvplug/sdk/packed_attention.h>
 
 #include <algorithm>
@@ -170,28 +170,42 @@ struct Plain : Common {
 
 struct Packed : Common {
   sdk::PackedForm form[2];
-  size_t page_bytes = 0, part_at[6];
+  size_t page_bytes = 0;
+  int per;  // parts of a side
+  size_t part_at[6];
   kvp_qpart parts[6];
   std::unique_ptr<Buffer> kv, workspace;
 
   uint8_t code(bool v, int64_t h, int64_t t, int64_t d) const {
     return static_cast<uint8_t>(
                mix(static_cast<uint64_t>(((v * s.kv_heads + h) * kPageTokens + t % kPageTokens) * s.dim + d)) >> 40) &
-           static_cast<uint8_t>((1 << form[v].bits) - 1);
+           static_cast<uint8_t>(form[v].float8() ? 0xbf : (1 << form[v].bits) - 1);  // e4m3 below 2
   }
-  float scale_of(bool v) const { return 2.0f / static_cast<float>(1 << form[v].bits); }
-  Packed(const Shape& x, int32_t bits, int32_t key_groups, size_t n, int32_t workers) : Common(x) {
-    name = std::to_string(bits) + "bit" + (key_groups == KVP_GROUP_TOKENS ? "/per-channel keys" : "");
+  double value(bool v, int64_t h, int64_t t, int64_t d) const {
+    const int c = code(v, h, t, d), e = c >> 3 & 15, m = c & 7;
+    if (!form[v].float8()) return c * static_cast<double>(scale_of(v)) - 1;
+    return std::ldexp(e == 0 ? m : m + 8, std::max(e, 1) - 10) * (c < 128 ? 0.5 : -0.5);
+  }
+  float scale_of(bool v) const { return form[v].float8() ? 0.5f : 2.0f / static_cast<float>(1 << form[v].bits); }
+  Packed(const Shape& x, int32_t bits, int32_t key_groups, size_t n, int32_t workers,
+         int32_t format = KVP_FORMAT_AFFINE)
+      : Common(x) {
+    name = format == KVP_FORMAT_AFFINE
+               ? std::to_string(bits) + "bit" + (key_groups == KVP_GROUP_TOKENS ? "/per-channel keys" : "")
+               : "fp8 e4m3";
     layers = n;
-    form[0] = {KVP_ROLE_KEY, bits, key_groups, 64, x.dim, kB16};
-    form[1] = {KVP_ROLE_VALUE, bits, KVP_GROUP_HEAD_DIM, 64, x.dim, kB16};
-    for (int i = 0; i < 6; ++i) {
-      const sdk::PackedForm& f = form[i / 3];
-      const int64_t size = i % 3 == 0 ? f.data_bytes() : f.groups();
-      parts[i] = {i % 3 == 0   ? KVP_PART_DATA
-                  : i % 3 == 1 ? KVP_PART_SCALE
-                               : KVP_PART_ZERO,
-                  0, tensor_of(nullptr, i % 3 == 0 ? kU8 : kB16, {1, s.kv_heads, kPageTokens / f.token_block(), size})};
+    const int64_t size_of_group = format == KVP_FORMAT_AFFINE ? 64 : x.dim;
+    form[0] = {KVP_ROLE_KEY, bits, key_groups, size_of_group, x.dim, kB16, format};
+    form[1] = {KVP_ROLE_VALUE, bits, KVP_GROUP_HEAD_DIM, size_of_group, x.dim, kB16, format};
+    per = static_cast<int>(form[0].parts());
+    for (int i = 0; i < 2 * per; ++i) {
+      const sdk::PackedForm& f = form[i / per];
+      const int64_t size = i % per == 0 ? f.data_bytes() : f.groups();
+      parts[i] = {i % per == 0   ? KVP_PART_DATA
+                  : i % per == 1 ? KVP_PART_SCALE
+                                 : KVP_PART_ZERO,
+                  0,
+                  tensor_of(nullptr, i % per == 0 ? kU8 : kB16, {1, s.kv_heads, kPageTokens / f.token_block(), size})};
       part_at[i] = page_bytes;
       page_bytes += static_cast<size_t>(parts[i].t.strides[0] * parts[i].t.dtype_bits / 8);
     }
@@ -208,14 +222,14 @@ struct Packed : Common {
             codes[static_cast<size_t>(i)] = code(v != 0, h, b * block + i / s.dim, i % s.dim);
           }
           const auto at = [&](int i) {
-            const kvp_tensor& t = parts[3 * v + i].t;
-            return kv->data + part_at[3 * v + i] + (h * t.strides[1] + b * t.strides[2]) * (t.dtype_bits / 8);
+            const kvp_tensor& t = parts[per * v + i].t;
+            return kv->data + part_at[per * v + i] + (h * t.strides[1] + b * t.strides[2]) * (t.dtype_bits / 8);
           };
           sdk::pack_block(f, codes.data(), reinterpret_cast<std::byte*>(at(0)));
           for (int64_t g = 0; g < f.groups(); ++g) {  // powers of two: exact
             const float x0 = scale_of(v != 0), x1 = -1;
             std::memcpy(at(1) + 2 * g, reinterpret_cast<const char*>(&x0) + 2, 2);
-            std::memcpy(at(2) + 2 * g, reinterpret_cast<const char*>(&x1) + 2, 2);
+            if (per == 3) std::memcpy(at(2) + 2 * g, reinterpret_cast<const char*>(&x1) + 2, 2);
           }
         }
       }
@@ -231,26 +245,25 @@ struct Packed : Common {
     std::vector<kvp_qpage> pages;
     const int64_t n = s.context / kPageTokens;
     for (int64_t p = 0; p < n; ++p) {
-      for (const size_t at : part_at) {
-        pointers.push_back(kv->data + layer * bytes + static_cast<size_t>(p) * page_bytes + at);
+      for (int i = 0; i < 2 * per; ++i) {
+        pointers.push_back(kv->data + layer * bytes + static_cast<size_t>(p) * page_bytes + part_at[i]);
       }
     }
     for (int64_t p = 0; p < n; ++p)
-      pages.push_back({0, p * kPageTokens, kPageTokens, &pointers[static_cast<size_t>(6 * p)]});
+      pages.push_back({0, p * kPageTokens, kPageTokens, &pointers[static_cast<size_t>(2 * per * p)]});
     const kvp_tensor tq = tensor_of(q.data, kF32, {1, s.q_heads, s.queries, s.dim});
     kvp_tensor tout = tensor_of(out.data, kF32, {1, s.q_heads, s.queries, s.dim});
     kvp_tensor tlse = tensor_of(lse.data, kF32, {1, s.q_heads, s.queries});
     kvp_qattend_args a = {};
     const int64_t position = s.context;
-    a.struct_size = sizeof a, a.q = &tq, a.k_parts = parts, a.v_parts = parts + 3, a.n_k_parts = a.n_v_parts = 3;
+    a.struct_size = sizeof a, a.q = &tq, a.k_parts = parts, a.v_parts = parts + per;
+    a.n_k_parts = a.n_v_parts = static_cast<uint32_t>(per);
     a.pages = pages.data(), a.n_pages = n, a.q_position = &position, a.workspace = workspace->data, a.scale = scale();
     return sdk::packed_attend(form[0], form[1], a, parallel, tout, tlse) == KVP_OK;
   }
   double worst() const override {
     return worst_of(s, reinterpret_cast<const float*>(q.data), reinterpret_cast<const float*>(out.data),
-                    [&](bool v, int64_t h, int64_t t, int64_t d) {
-                      return code(v, h, t, d) * static_cast<double>(scale_of(v)) - 1;
-                    });
+                    [&](bool v, int64_t h, int64_t t, int64_t d) { return value(v, h, t, d); });
   }
 };
 
@@ -345,6 +358,7 @@ bool compare(const char* what, const Shape& s, size_t walk, int samples, int32_t
     if (s.queries == 1) cases.push_back(std::move(stream));
     cases.push_back(std::make_unique<Packed>(s, b, KVP_GROUP_TOKENS, layers(b + 0.5), workers));
   }
+  cases.push_back(std::make_unique<Packed>(s, 8, KVP_GROUP_HEAD_DIM, layers(8.1), workers, KVP_FORMAT_FP8_E4M3));
   std::vector<Case*> list;
   for (const auto& c : cases) list.push_back(c.get());
   return measure(what, s, list, samples, workers);

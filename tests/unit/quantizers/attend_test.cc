@@ -32,9 +32,12 @@ struct Refusal {
 
 TEST(QuantizerAttend, EqualsAttentionOverTheUnpackedValues) {
   Random random(13);
-  for (const char* plugin : {"hqq", "quanto"}) {
+  for (const char* plugin : {"hqq", "quanto", "fp8"}) {
     for (const int64_t axis : {0, 1}) {
-      const Kind kind{plugin, 4, plugin == std::string("quanto") ? -axis : axis, 32, ""};
+      const bool fp8 = plugin == std::string("fp8");
+      const double near = fp8 ? 1e-5 : 0.02;  // q and weights of 8 bits: packed_attention.h
+      const Kind kind{
+          plugin, 4, plugin == std::string("quanto") ? -axis : axis, 32, "token_head", axis == 0 ? "e4m3" : "e5m2"};
       SCOPED_TRACE(kind.name());
       LoadedQuantizer kq(plugin, kind.options(), kF32, kDim), vq(plugin, kind.options(), kF32, kDim, KVP_ROLE_VALUE);
       const Values k = normal(kF32, 1, kHeads, kTokens, kDim, random),
@@ -64,7 +67,7 @@ TEST(QuantizerAttend, EqualsAttentionOverTheUnpackedValues) {
       args.q = &q.t;
       args.k_parts = kp.parts.data();
       args.v_parts = vp.parts.data();
-      args.n_k_parts = args.n_v_parts = 3;
+      args.n_k_parts = args.n_v_parts = static_cast<uint32_t>(kp.parts.size());
       args.pages = &page;
       args.n_pages = 1;
       args.q_position = &position;
@@ -86,10 +89,9 @@ TEST(QuantizerAttend, EqualsAttentionOverTheUnpackedValues) {
           double value = 0;
           for (int64_t t = 0; t < kTokens; ++t)
             value += weights[static_cast<size_t>(t)] / sum * double{vu.get(0, h / kGroup, t, d)};
-          EXPECT_NEAR(out.get(0, h, 0, d), value, 0.02)
-              << h << ' ' << d;  // q and weights of 8 bits: packed_attention.h
+          EXPECT_NEAR(out.get(0, h, 0, d), value, near) << h << ' ' << d;
         }
-        EXPECT_NEAR(lse.get(0, h, 0), std::log(sum), 0.02);
+        EXPECT_NEAR(lse.get(0, h, 0), std::log(sum), near);
       }
     }
   }
@@ -108,6 +110,11 @@ TEST(QuantizerAttend, RefusesTheOtherPluginAndWholeTensorsInWords) {
   handle = {sizeof handle, strict.iface(), strict.self(), "hqq"};
   EXPECT_EQ(extension(hqq)->probe(hqq.self(), &handle, &desc, &bytes, &no.err), KVP_UNSUPPORTED);
   EXPECT_STREQ(no.text, "hf_compat = \"strict\" packs whole tensors, which are unpacked to attend");
+  LoadedQuantizer fp8("fp8", {}, kF32, kDim),
+      whole("fp8", {option("scale_granularity", "head")}, kF32, kDim, KVP_ROLE_VALUE);
+  handle = {sizeof handle, whole.iface(), whole.self(), "fp8"};
+  EXPECT_EQ(extension(fp8)->probe(fp8.self(), &handle, &desc, &bytes, &no.err), KVP_UNSUPPORTED);
+  EXPECT_STREQ(no.text, "scales that tokens share are not attended to packed; scale_granularity = \"token_head\" is");
   EXPECT_EQ(bytes, 77u);
 }
 

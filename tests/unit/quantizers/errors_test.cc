@@ -6,17 +6,15 @@
 namespace kvplug::test {
 namespace {
 
-// Scale of element (b, h, t, d), f32: for affine ones in the layout that packed.h describes.
+// Scale of element (b, h, t, d), f32, in the layout that packed.h describes; or shared.
 float scale_of(const Packed& p, const kvp_qspec& spec, int64_t b, int64_t h, int64_t t, int64_t d, int64_t dim) {
   const kvp_tensor& s = p.parts[1].t;
   int64_t block = 0, in_block = 0;
-  if (spec.format == KVP_FORMAT_AFFINE) {
+  if (spec.format == KVP_FORMAT_AFFINE || spec.group_dim == KVP_GROUP_HEAD_DIM) {
     block = t / p.plan.token_block;
     const int64_t token = t % p.plan.token_block;
-    in_block =
-        spec.group_dim == KVP_GROUP_TOKENS ? token / spec.group_size * dim + d : d / spec.group_size * 16 + token;
-  } else if (s.shape[2] > 1) {
-    block = t;
+    in_block = spec.group_dim == KVP_GROUP_TOKENS ? token / spec.group_size * dim + d
+                                                  : (spec.group_size == 0 ? 0 : d / spec.group_size) * 16 + token;
   }
   if (s.shape[0] == 1) b = 0;
   if (s.shape[1] == 1) h = 0;

@@ -32,9 +32,31 @@ std::vector<const char*> levels() {
   return found;
 }
 
+// All codes but NaN, equally often; scales so that the largest is 1 to 4.
+PackedTensor float8_tensor(Random* random, const sdk::PackedForm& form, int64_t kv_heads, int64_t tokens) {
+  PackedTensor x = {form, kv_heads, tokens, {}, {}, {}};
+  const float largest = form.format == KVP_FORMAT_FP8_E4M3 ? 448 : 57344;
+  for (int64_t i = 0; i < kv_heads * tokens; ++i) {
+    x.scale.push_back(round_to(form.scale_dtype, (1 + std::min(3.0f, std::fabs(random->normal()))) / largest));
+    x.offset.push_back(0);
+    for (int64_t d = 0; d < form.head_dim; ++d) {
+      uint8_t code;
+      do code = static_cast<uint8_t>(random->below(256));
+      while (std::isnan(x.number(code)));
+      x.codes.push_back(code);
+    }
+  }
+  return x;
+}
+
+sdk::PackedForm float8_form(int32_t role, int32_t format, int64_t dim, kvp_dtype scales = kF32) {
+  return {role, 8, KVP_GROUP_HEAD_DIM, dim, dim, scales, format};
+}
+
 // Quantizes normal values to the form: the group's range in equal steps.
 PackedTensor normal_tensor(Random* random, const sdk::PackedForm& form, int64_t kv_heads, int64_t tokens) {
   PackedTensor x = {form, kv_heads, tokens, {}, {}, {}};
+  if (form.float8()) return float8_tensor(random, form, kv_heads, tokens);
   const int64_t block = form.token_block(), dim = form.head_dim, top = (1 << form.bits) - 1;
   const size_t groups = static_cast<size_t>(kv_heads * (tokens / block) * form.groups());
   std::vector<float> value(static_cast<size_t>(kv_heads * tokens * dim)), low(groups, kInf), high(groups, -kInf);
@@ -128,6 +150,7 @@ Answer run(const PackedProblem& p) {
 }
 
 std::string name(const sdk::PackedForm& f) {
+  if (f.float8()) return (f.format == KVP_FORMAT_FP8_E4M3 ? "e4m3, dim " : "e5m2, dim ") + std::to_string(f.head_dim);
   return std::to_string(f.bits) + " bits, groups of " + std::to_string(f.group_size) +
          (f.group_dim == KVP_GROUP_TOKENS ? " tokens" : " channels") + ", dim " + std::to_string(f.head_dim);
 }
@@ -190,10 +213,30 @@ TEST(PackedAttention, EveryFormIsWithinItsBound) {
   }
 }
 
+TEST(PackedAttention, EveryFloat8IsWithinItsBound) {
+  Random random(2);
+  for (const int32_t format : {KVP_FORMAT_FP8_E4M3, KVP_FORMAT_FP8_E5M2}) {
+    for (const int64_t dim : {1, 8, 16, 20, 33, 64, 80, 96, 128, 192, 256}) {
+      for (const int64_t queries : {1, 3, 20}) {
+        const kvp_dtype scales = random.pick({kF32, kB16, kF16});
+        PackedProblem p = problem(float8_form(KVP_ROLE_KEY, format, dim, scales),
+                                  float8_form(KVP_ROLE_VALUE, format, dim, scales), 6, 2, queries);
+        for (const int64_t tokens : {16, 592, 1200}) add_row(&random, &p, 3, tokens, 2);
+        check_levels(p, name(p.k) + ", " + std::to_string(queries) + " queries");
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
 TEST(PackedAttention, EveryMaskShapeAndMixIsWithinItsBound) {
   for (uint64_t seed = 0; seed < 250; ++seed) {
     Random random(seed + 100);
     const auto form = [&](int32_t role) {
+      if (random.chance(25)) {
+        return float8_form(role, random.pick({KVP_FORMAT_FP8_E4M3, KVP_FORMAT_FP8_E5M2}),
+                           random.pick<int64_t>({8, 16, 33, 64, 80, 96, 128}), random.pick({kF32, kB16, kF16}));
+      }
       return sdk::PackedForm{role,
                              random.pick({1, 2, 3, 4, 8}),
                              random.pick({KVP_GROUP_HEAD_DIM, KVP_GROUP_TOKENS}),
@@ -314,6 +357,36 @@ TEST(PackedAttention, ANanGroupReachesWhoSeesItAndNobodyElse) {
   }
 }
 
+// A NaN code reaches whom its token has a weight for: through a key everything, through a value its channel.
+TEST(PackedAttention, AFloat8NanReachesWhoSeesItAndNobodyElse) {
+  for (const int32_t format : {KVP_FORMAT_FP8_E4M3, KVP_FORMAT_FP8_E5M2}) {
+    for (const uint8_t code : {uint8_t{0x7f}, uint8_t{0xff}}) {
+      for (const bool keys : {false, true}) {
+        for (const int64_t queries : {1, 20}) {
+          Random random(9);
+          PackedProblem p =
+              problem(float8_form(KVP_ROLE_KEY, format, 40), float8_form(KVP_ROLE_VALUE, format, 40), 10, 2, queries);
+          add_row(&random, &p, 0, 640, 0);
+          PackedTensor& x = keys ? p.rows[0].k : p.rows[0].v;
+          x.codes[x.code_at(1, 100, 3)] = code;
+          const size_t half = static_cast<size_t>(5 * queries * 40);
+          for (const char* level : levels()) {
+            sdk::set_attend_level(level);
+            const Answer got = run(p);
+            for (size_t i = 0; i < 2 * half; ++i) {
+              ASSERT_EQ(std::isnan(got.out[i]), i >= half && (keys || i % 40 == 3)) << level << ' ' << i;
+            }
+            p.window = 300;
+            for (const float o : run(p).out) ASSERT_FALSE(std::isnan(o)) << "outside of the window, " << level;
+            p.window = 0;
+          }
+          sdk::set_attend_level(nullptr);
+        }
+      }
+    }
+  }
+}
+
 TEST(PackedAttention, WhatItDoesNotServeIsRefusedInWords) {
   const sdk::PackedForm k = {KVP_ROLE_KEY, 4, KVP_GROUP_HEAD_DIM, 64, 128, kB16};
   sdk::PackedForm v = k;
@@ -331,6 +404,11 @@ TEST(PackedAttention, WhatItDoesNotServeIsRefusedInWords) {
   EXPECT_NE(refusal([](auto& f, auto&) { f.group_dim = KVP_GROUP_TOKENS, f.group_size = 24; }).find("multiple of 16"),
             std::string::npos);
   EXPECT_NE(refusal([](auto& f, auto&) { f.bits = 5; }).find("bits"), std::string::npos);
+  const auto float8 = [](auto& f) { f.format = KVP_FORMAT_FP8_E4M3, f.bits = 8, f.group_size = 128; };
+  EXPECT_EQ(refusal([&](auto& f, auto&) { float8(f); }), "");
+  EXPECT_NE(refusal([&](auto& f, auto&) { float8(f), f.group_size = 64; }).find("one scale"), std::string::npos);
+  EXPECT_NE(refusal([&](auto& f, auto&) { float8(f), f.format = KVP_FORMAT_CODEBOOK; }).find("e4m3"),
+            std::string::npos);
   EXPECT_NE(refusal([](auto& f, auto&) { f.head_dim = 64; }).find("head dimensions"), std::string::npos);
   EXPECT_NE(refusal([](auto& f, auto& d) { f.head_dim = d.key_dim = 1024; }).find("512"), std::string::npos);
   EXPECT_NE(refusal([](auto&, auto& d) { d.q_heads = 3; }).find("multiple of the K/V heads"), std::string::npos);

@@ -26,7 +26,16 @@ struct PackedTensor {
   }
   double value(int64_t head, int64_t token, int64_t d) const {
     const size_t g = group_at(head, token, d);
-    return codes[code_at(head, token, d)] * static_cast<double>(scale[g]) + static_cast<double>(offset[g]);
+    return number(codes[code_at(head, token, d)]) * static_cast<double>(scale[g]) + static_cast<double>(offset[g]);
+  }
+  // What a code stands for: itself, or a float of 8 bits.
+  double number(int code) const {
+    if (!form.float8()) return code;
+    const int mantissa = form.format == KVP_FORMAT_FP8_E4M3 ? 3 : 2, bias = mantissa == 3 ? 7 : 15;
+    const int e = (code & 127) >> mantissa, m = code & ((1 << mantissa) - 1);
+    if ((code & 127) >= (mantissa == 3 ? 0x7f : 0x7c)) return std::nan("");
+    const double size = std::ldexp(e == 0 ? m : m + (1 << mantissa), std::max(e, 1) - bias - mantissa);
+    return code < 128 ? size : -size;
   }
 };
 
@@ -83,11 +92,11 @@ inline PackedExpected expected(const PackedProblem& p, const PackedRow& row) {
         for (int64_t t = 0; t < x.tokens; ++t) {
           for (int64_t d = 0; d < x.form.head_dim; ++d) {
             const size_t g = x.group_at(h, t, d);
-            const double c = x.codes[x.code_at(h, t, d)], o = static_cast<double>(x.offset[g]);
+            const double c = x.number(x.codes[x.code_at(h, t, d)]), o = static_cast<double>(x.offset[g]);
             scale.push_back(std::fabs(static_cast<double>(x.scale[g])));
             value.push_back(c * static_cast<double>(x.scale[g]) + o);
-            size.push_back(c * scale.back() + std::fabs(o));
-            code.push_back(std::fabs(c - middle(x.form.bits)));
+            size.push_back(std::fabs(c) * scale.back() + std::fabs(o));
+            code.push_back(x.form.float8() ? 0 : std::fabs(c - middle(x.form.bits)));
           }
         }
       }
@@ -169,7 +178,7 @@ class PackedPages {
     for (const Piece& piece : cuts_) {
       auto pointers = std::make_unique<void*[]>(6);
       store(piece, piece.row->k, k_parts_, pointers.get());
-      store(piece, piece.row->v, v_parts_, pointers.get() + 3);
+      store(piece, piece.row->v, v_parts_, pointers.get() + p.k.parts());
       pages_.push_back({piece.row - p.rows.data(), piece.row->position + piece.token, piece.count, pointers.get()});
       pointers_.push_back(std::move(pointers));
     }
@@ -177,7 +186,8 @@ class PackedPages {
   kvp_qattend_args args(const kvp_tensor* q, const int64_t* q_position, void* workspace) const {
     kvp_qattend_args a = {};
     a.struct_size = sizeof a;
-    a.q = q, a.k_parts = k_parts_, a.v_parts = v_parts_, a.n_k_parts = a.n_v_parts = 3;
+    a.q = q, a.k_parts = k_parts_, a.v_parts = v_parts_;
+    a.n_k_parts = problem_.k.parts(), a.n_v_parts = problem_.v.parts();
     a.pages = pages_.data(), a.n_pages = static_cast<int64_t>(pages_.size());
     a.q_position = q_position, a.workspace = workspace;
     a.window = problem_.window, a.chunk = problem_.chunk, a.scale = problem_.scale, a.softcap = problem_.softcap;

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// Few queries against packed 8-bit floats: the partitions and chunks of packed_decode-inl.h, products of floats.
+//
+// A code's exponent and mantissa, moved to their places in a float, are its value times 2^-2k (k = 60, e5m2: 56),
+// subnormals too. q and the weights take one 2^k before, the sum the other behind, so that neither leaves the range.
+// NaN codes are normal floats then; they are found apart, and are rare.
+#pragma once
+
+#include "packed_item-inl.h"
+
+namespace kvplug::sdk {
+namespace {
+
+struct E4m3 {
+  static constexpr int kExponentUp = 4;
+  static constexpr int32_t kKept = static_cast<int32_t>(0x87f00000u), kNan = 0x7f7f7f7f;
+  static constexpr float kHalf = 0x1p60f;
+};
+struct E5m2 {
+  static constexpr int kExponentUp = 3;
+  static constexpr int32_t kKept = static_cast<int32_t>(0x8fe00000u), kNan = 0x7c7c7c7c;
+  static constexpr float kHalf = 0x1p56f;
+};
+
+// Byte kByte of every lane, times 2^-2k.
+template <class F, int kByte>
+KVPLUG_INLINE V float8_value(I codes) {
+  return as_float(bit_and(shift_sign32<F::kExponentUp>(shift_left32<24 - 8 * kByte>(codes)), broadcast(F::kKept)));
+}
+
+// kLanes consecutive codes as they are, NaN (e5m2: and infinities) among them.
+template <class F>
+inline V float8_values(const uint8_t* p) {
+  const I codes = load_codes(p), mask = broadcast(F::kNan & 0x7f);
+  const I special = equal8(bit_and(codes, mask), broadcast((F::kNan & 0x7f) | 0x01010100));
+  const V x = mul(float8_value<F, 0>(codes), set1(F::kHalf * F::kHalf));
+  return as_float(bit_or(as_int(x), shift_left32<23>(special)));
+}
+
+inline bool float8_is_nan(uint8_t code, int32_t nan) { return (code & nan & 0x7f) == (nan & 0x7f); }
+
+// Sums over n units (UnitList), 16 factors a unit. nan: lanes that met a NaN.
+template <class F, int kHeads>
+struct Float8Sums {
+  V sum[kHeads][kRowVectors64];
+  I nan[kRowVectors64];
+};
+struct Float8List {
+  const uint8_t* const* tiles;
+  int64_t tile_step, u, u_step, n;
+  const float* w;
+  int64_t w_stride;
+};
+
+template <class F, int kHeads, int kByte>
+KVPLUG_INLINE void float8_add_byte(const I (&codes)[kRowVectors64], const float* w, int64_t w_stride,
+                                   V (&sum)[kHeads][kRowVectors64]) {
+  V x[kRowVectors64];
+  for (int v = 0; v < kRowVectors64; ++v) x[v] = float8_value<F, kByte>(codes[v]);
+  for (int h = 0; h < kHeads; ++h) {
+    const V f = set1(w[h * w_stride + kByte]);
+    for (int v = 0; v < kRowVectors64; ++v) sum[h][v] = mul_add(x[v], f, sum[h][v]);
+  }
+}
+
+template <class F, int kHeads>
+KVPLUG_INLINE void float8_dot(const Float8List& list, Float8Sums<F, kHeads>& out) {
+  V sum[kHeads][kRowVectors64];
+  I nan[kRowVectors64];
+  for (int v = 0; v < kRowVectors64; ++v) {
+    nan[v] = zero_int();
+    for (int h = 0; h < kHeads; ++h) sum[h][v] = zero();
+  }
+  for (int64_t i = 0; i < list.n; ++i) {
+    const uint8_t* at = list.tiles[i * list.tile_step] + unit_bytes<8>(list.u + i * list.u_step);
+    const float* w = list.w + i * 16;
+    for (int row = 0; row < 4; ++row, w += 4, at += 64) {
+      __builtin_prefetch(at + kPackedAhead);
+      I codes[kRowVectors64];
+      for (int v = 0; v < kRowVectors64; ++v) {
+        codes[v] = load_int(at + v * 4 * kLanes);
+        nan[v] = bit_or(nan[v], equal8(bit_and(codes[v], broadcast(F::kNan)), broadcast(F::kNan)));
+      }
+      float8_add_byte<F, kHeads, 0>(codes, w, list.w_stride, sum);
+      float8_add_byte<F, kHeads, 1>(codes, w, list.w_stride, sum);
+      float8_add_byte<F, kHeads, 2>(codes, w, list.w_stride, sum);
+      float8_add_byte<F, kHeads, 3>(codes, w, list.w_stride, sum);
+    }
+  }
+  for (int v = 0; v < kRowVectors64; ++v) {
+    out.nan[v] = nan[v];
+    for (int h = 0; h < kHeads; ++h) out.sum[h][v] = sum[h][v];
+  }
+}
+
+// One tile's scores of kHeads vectors. scale: of its 16 tokens.
+template <class F, int kHeads>
+__attribute__((noinline)) void float8_score(const Float8List& list, const float* scale, float* scores) {
+  Float8Sums<F, kHeads> x;
+  float8_dot<F, kHeads>(list, x);
+  for (int v = 0; v < kRowVectors64; ++v) {
+    const V s = load(scale + v * kLanes);
+    for (int h = 0; h < kHeads; ++h) {
+      store(scores + h * kPackedStride + v * kLanes, mul(mul(x.sum[h][v], set1(F::kHalf)), s));
+    }
+    if (!any(x.nan[v])) continue;
+    uint32_t lanes[kLanes];
+    memcpy(lanes, &x.nan[v], sizeof lanes);
+    for (int i = 0; i < kLanes; ++i) {
+      for (int h = 0; h < kHeads && lanes[i] != 0; ++h) {
+        scores[h * kPackedStride + v * kLanes + i] = bits_to_float(0x7fc00000);
+      }
+    }
+  }
+}
+
+// One unit of 16 dims of V: acc [kHeads][16 of acc_stride] += sums over the tokens of list.n tiles.
+template <class F, int kHeads>
+__attribute__((noinline)) void float8_sum_unit(const Float8List& list, float* acc, int64_t acc_stride) {
+  Float8Sums<F, kHeads> x;
+  float8_dot<F, kHeads>(list, x);
+  bool nan = false;
+  for (int v = 0; v < kRowVectors64; ++v) {
+    nan = nan || any(x.nan[v]);
+    for (int h = 0; h < kHeads; ++h) {
+      float* to = acc + h * acc_stride + v * kLanes;
+      store(to, mul_add(x.sum[h][v], set1(F::kHalf), load(to)));
+    }
+  }
+  if (!nan) return;
+  // A NaN reaches those who give its token a weight.
+  for (int64_t t = 0; t < list.n * kTileTokens; ++t) {
+    const uint8_t* row = list.tiles[t / kTileTokens] + unit_bytes<8>(list.u) + t % kTileTokens / 4 * 64 + t % 4;
+    for (int d = 0; d < 16; ++d) {
+      if (!float8_is_nan(row[4 * d], F::kNan)) continue;
+      for (int h = 0; h < kHeads; ++h) {
+        if (list.w[h * list.w_stride + t] != 0) acc[h * acc_stride + d] = bits_to_float(0x7fc00000);
+      }
+    }
+  }
+}
+
+// q [n][key_pad] -> scores [n][kPackedStride].
+template <class F>
+void packed_scores(F, const PackedItem& item, const float* q, int64_t key_pad, float* scores, Carver work) {
+  const PackedSide& side = item.call->k;
+  const int64_t units = units_of(side.form.head_dim);
+  float* factors = work.take(item.n * key_pad);
+  float* scale = work.take(kTileTokens);
+  for (int64_t i = 0; i < item.n * key_pad; i += kLanes) store(factors + i, mul(load(q + i), set1(F::kHalf)));
+  PageCursor cursor(*item.call, item.row, item.origin + item.begin);
+  for (int64_t t = item.begin; t < item.end; t += kTileTokens) {
+    int64_t inside;
+    const kvp_qpage& page = cursor.seek(item.origin + t, &inside);
+    const PackedTile tile = tile_at(side, page, inside, item.kv_head);
+    load_floats(side.form.scale_dtype, tile.scale, 0, kTileTokens, scale);
+    for (int64_t r = 0; r < item.n; r += kPackedHeads) {
+      const Float8List list = {&tile.data, 0, 0, 1, units, factors + r * key_pad, key_pad};
+      with_count<kPackedHeads>(item.n - r, [&](auto count) {
+        float8_score<F, decltype(count)::value>(list, scale, scores + r * kPackedStride + t);
+      });
+    }
+  }
+}
+
+// acc [n][value_pad] += weights [n][kPackedStride] times V.
+template <class F>
+void packed_sum(F, const PackedItem& item, const float* weights, float* acc, int64_t value_pad, Carver work) {
+  const PackedSide& side = item.call->v;
+  const int64_t units = units_of(side.form.head_dim);
+  float* factors = work.take(item.n * kPackedChunk);
+  float* scale = work.take(kPackedChunk);
+  PageCursor cursor(*item.call, item.row, item.origin + item.begin);
+  for (int64_t t = item.begin; t < item.end;) {
+    const int64_t n = (lesser(item.end, (t / kPackedChunk + 1) * kPackedChunk) - t) / kTileTokens;
+    const uint8_t* tiles[kPackedChunk / kTileTokens];
+    for (int64_t i = 0; i < n; ++i) {
+      int64_t inside;
+      const kvp_qpage& page = cursor.seek(item.origin + t + i * kTileTokens, &inside);
+      const PackedTile tile = tile_at(side, page, inside, item.kv_head);
+      load_floats(side.form.scale_dtype, tile.scale, 0, kTileTokens, scale + i * kTileTokens);
+      tiles[i] = tile.data;
+    }
+    for (int64_t r = 0; r < item.n; ++r) {
+      for (int64_t i = 0; i < n * kTileTokens; i += kLanes) {
+        const V p = load(weights + r * kPackedStride + t + i);
+        const V y = mul(mul(p, load(scale + i)), set1(F::kHalf));
+        // A token that weighs nothing may be masked: whatever it holds is nobody's.
+        store(factors + r * kPackedChunk + i, select_ge(zero(), p, zero(), y));
+      }
+    }
+    for (int64_t r = 0; r < item.n; r += kPackedHeads) {
+      with_count<kPackedHeads>(item.n - r, [&](auto count) {
+        for (int64_t u = 0; u < units; ++u) {
+          const Float8List list = {tiles, 1, u, 0, n, factors + r * kPackedChunk, kPackedChunk};
+          float8_sum_unit<F, decltype(count)::value>(list, acc + r * value_pad + u * 16, value_pad);
+        }
+      });
+    }
+    t += n * kTileTokens;
+  }
+}
+
+}  // namespace
+}  // namespace kvplug::sdk

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// What decoding over packed K/V has in common, whatever the codes are: the work item, its scratch, floats of any type.
+#pragma once
+
+#include "decode-inl.h"
+#include "packed_dot-inl.h"
+
+namespace kvplug::sdk {
+namespace {
+
+inline constexpr int64_t kPackedStride = kPackedPartition + 16;
+
+// One call's view of a work item.
+struct PackedItem {
+  const PackedCall* call;
+  int64_t row, kv_head, n;     // q vectors
+  int64_t origin, begin, end;  // of the partition; whole tiles in it that are looked at
+};
+
+// A carver of the worker's scratch.
+struct Carver {
+  float* at;
+  float* take(int64_t n) {
+    float* p = at;
+    at += round_up(n, 16);
+    return p;
+  }
+};
+
+inline void load_floats(kvp_dtype type, const void* from, int64_t at, int64_t n, float* to) {
+  const auto convert = [&](const auto* p) {
+    for (int64_t i = 0; i < n; i += kLanes) {
+      store(to + i, n - i >= kLanes ? load(p + at + i) : load_first(p + at + i, n - i));
+    }
+  };
+  if (type.bits == 32) {
+    convert(static_cast<const float*>(from));
+  } else if (type.code == KVP_DTYPE_BFLOAT) {
+    convert(static_cast<const Bf16*>(from));
+  } else {
+    convert(static_cast<const F16*>(from));
+  }
+}
+
+}  // namespace
+}  // namespace kvplug::sdk
