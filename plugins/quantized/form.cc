@@ -56,30 +56,34 @@ void ask_parts(Side& side, LayerForm& layer) {
   side.n_parts = plan.n_parts;
   for (uint32_t i = 0; i < plan.n_parts; ++i) {
     const kvp_qpart& said = plan.parts[i];
-    if ((said.flags & KVP_QPART_SHARED) != 0) {
-      fail(KVP_UNSUPPORTED, "quantizer '", id_of(side), "': part ", i,
-           " is shared by all blocks; blocks with their own scales are needed (scale_granularity = \"token_head\")");
-    }
+    const bool shared = (said.flags & KVP_QPART_SHARED) != 0;
     const int64_t n = said.t.ndim == 4 ? said.t.shape[3] : -1;
     const int64_t element = said.t.dtype_bits / 8 * std::max<int64_t>(1, said.t.dtype_lanes);
-    if (said.t.ndim != 4 || said.t.shape[0] != 1 || said.t.shape[1] != heads || said.t.shape[2] != blocks || n < 1 ||
-        element < 1 || n > kMostPartBytes / element / (heads * blocks)) {
+    const int64_t rows = shared ? 1 : blocks, tall = shared && said.t.ndim == 4 && said.t.shape[1] == 1 ? 1 : heads;
+    if (said.t.ndim != 4 || said.t.shape[0] != 1 || said.t.shape[1] != tall || said.t.shape[2] != rows || n < 1 ||
+        element < 1 || n > kMostPartBytes / element / (tall * rows)) {
       fail(KVP_INVALID_ARGUMENT, "quantizer '", id_of(side), "': part ", i, " has shape ",
            sdk::shape_text(said.t.shape, said.t.ndim < 0 || said.t.ndim > KVP_MAX_DIMS ? 0 : said.t.ndim),
-           " and elements of ", int64_t{said.t.dtype_bits}, " bits; expected [1, ", heads, ", ", blocks,
+           " and elements of ", int64_t{said.t.dtype_bits}, " bits; expected [1, ", tall, ", ", rows,
            ", 1 or more] and whole bytes");
     }
     side.parts[i] = said;
     side.parts[i].t =
-        sdk::dense_tensor(nullptr, {said.t.dtype_code, said.t.dtype_bits, said.t.dtype_lanes}, {1, heads, blocks, n});
+        sdk::dense_tensor(nullptr, {said.t.dtype_code, said.t.dtype_bits, said.t.dtype_lanes}, {1, tall, rows, n});
     const bool scale = said.role == KVP_PART_SCALE || said.role == KVP_PART_ZERO || said.role == KVP_PART_CODEBOOK;
     PageShape& page = layer.page;
     int64_t& end = scale ? page.scale_bytes : page.code_bytes;
     page.is_scale[page.n_parts] = scale;
     page.offset[page.n_parts++] = end;
-    end += aligned(heads * blocks * n * element);
+    end += aligned(tall * rows * n * element);
+    if (shared) layer.shared_bytes += aligned(tall * n * element);
   }
-  status = plan_side(side, heads, layer.run_tokens, plan, answer);
+}
+
+void ask_workspace(Side& side, const LayerForm& layer) {
+  kvp_qplan plan{};
+  Answer answer;
+  const kvp_status status = plan_side(side, layer.layout.kv_heads, layer.run_tokens, plan, answer);
   if (status != KVP_OK) fail(status, "quantizer '", id_of(side), "' refused to plan: ", answer.text);
   side.workspace = plan.workspace_bytes;
 }
@@ -170,9 +174,12 @@ Form::Form(const kvp_cache_create& create) : dtype(create.dtype) {
     ask_block(form.v, layer.kv_heads);
     form.token_block = std::lcm(form.k.token_block, form.v.token_block);
     form.page_tokens = std::max<int64_t>(1, kPageTokens / form.token_block) * form.token_block;
-    form.run_tokens = std::max<int64_t>(1, kRunTokens / form.token_block) * form.token_block;
     ask_parts(form.k, form);
     ask_parts(form.v, form);
+    form.run_tokens = form.shared_bytes > 0 ? form.page_tokens
+                                            : std::max<int64_t>(1, kRunTokens / form.token_block) * form.token_block;
+    ask_workspace(form.k, form);
+    ask_workspace(form.v, form);
     uint64_t workspace = 0;
     std::string reason;
     if (options.fused == Fused::kRequired) {

@@ -12,14 +12,14 @@ namespace kvplug::quantized {
 
 inline constexpr int64_t kPageTokens = 256;  // about; whole blocks
 inline constexpr int64_t kTileQueries = 128;
-inline constexpr int64_t kRunTokens = 64;  // of one quantize call, about; whole blocks
+inline constexpr int64_t kRunTokens = 64;  // of one quantize call, about; whole blocks. With SHARED parts: of a page
 
 // One quantizer on one layer.
 struct Side {
   kvp_qhandle handle{};
   int64_t dim = 0, token_block = 0;
   uint32_t n_parts = 0;
-  kvp_qpart parts[KVP_MAX_PARTS] = {};  // of a page: [1, kv_heads, blocks, n], dense, data NULL
+  kvp_qpart parts[KVP_MAX_PARTS] = {};  // of a page: [1, kv_heads, blocks, n], dense, data NULL; SHARED: as planned
   uint64_t workspace = 0;               // of quantizing one run
 };
 
@@ -38,6 +38,7 @@ struct LayerForm {
   Side k, v;
   int64_t token_block = 0, page_tokens = 0, run_tokens = 0;
   PageShape page;
+  int64_t shared_bytes = 0;  // of a page's SHARED parts, of both sides
 
   int64_t kept(int64_t rollback) const noexcept { return sdk::PagedLayer::kept(window, rollback); }
 };

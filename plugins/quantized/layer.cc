@@ -129,9 +129,28 @@ void Layer::parts_of(const Side& side, bool keys, PackedPage& page, int64_t firs
   const uint32_t at = keys ? 0 : form_.k.n_parts;
   for (uint32_t i = 0; i < side.n_parts; ++i) {
     to[i] = side.parts[i];
+    if ((to[i].flags & KVP_QPART_SHARED) != 0) {
+      to[i].t.data = page.parts[at + i];
+      continue;
+    }
     to[i].t.data = static_cast<std::byte*>(page.parts[at + i]) +
                    first / side.token_block * to[i].t.strides[2] * (to[i].t.dtype_bits / 8 * to[i].t.dtype_lanes);
     to[i].t.shape[2] = tokens / side.token_block;
+  }
+}
+
+template <class F>
+void Layer::each_shared(PackedPage& page, F&& f) const {
+  int64_t at = 0;
+  for (const Side* side : {&form_.k, &form_.v}) {
+    const uint32_t first = side == &form_.k ? 0 : form_.k.n_parts;
+    for (uint32_t i = 0; i < side->n_parts; ++i) {
+      const kvp_tensor& t = side->parts[i].t;
+      if ((side->parts[i].flags & KVP_QPART_SHARED) == 0) continue;
+      const int64_t bytes = t.shape[1] * t.shape[3] * (t.dtype_bits / 8 * t.dtype_lanes);
+      f(page.parts[first + i], at, static_cast<size_t>(bytes));
+      at += bytes;
+    }
   }
 }
 
@@ -141,8 +160,10 @@ Layer::Packed Layer::pack(const Form& all, const Append& a, const sdk::KvBlock* 
   struct Run {
     int64_t b, from, tokens;  // from: counted from the row's first packed token
     PackedPage* page;
+    bool keep_shared;
   };
   std::vector<Run> runs;
+  int64_t first_runs = 0;  // of rows whose SHARED parts they make: before all others
   Packed done;
   for (int64_t b = 0; b < a.batch; ++b) {
     Row& row = at(b);
@@ -161,7 +182,9 @@ Layer::Packed Layer::pack(const Form& all, const Append& a, const sdk::KvBlock* 
         }
       }
       const int64_t n = std::min({form_.run_tokens, page_end - at, row.next - at});
-      runs.push_back({b, at, n, page});
+      const bool makes = form_.shared_bytes > 0 && (row.packed == 0 || !row.shared) && at == from;
+      runs.push_back({b, at, n, page, form_.shared_bytes > 0 && !makes});
+      if (makes) std::swap(runs[static_cast<size_t>(first_runs++)], runs.back());
       at += n;
     }
     done.tokens += static_cast<uint64_t>(row.next - row.packed);
@@ -201,35 +224,54 @@ Layer::Packed Layer::pack(const Form& all, const Append& a, const sdk::KvBlock* 
     parts_of(s, keys, *run.page, run.from % form_.page_tokens, run.tokens, parts);
     char words[256] = "";
     kvp_error err{sizeof err, 0, 0, words, sizeof words, 0};
-    const kvp_status status = s.handle.iface->quantize(s.handle.self, &call, &in, 0, parts, s.n_parts,
-                                                       s.workspace == 0 ? nullptr : workspace, &err);
+    const kvp_status status =
+        s.handle.iface->quantize(s.handle.self, &call, &in, run.keep_shared ? KVP_Q_KEEP_SCALE : 0, parts, s.n_parts,
+                                 s.workspace == 0 ? nullptr : workspace, &err);
     int32_t expected = KVP_OK;
     if (status != KVP_OK && failed.compare_exchange_strong(expected, status)) std::memcpy(text, words, sizeof text);
   };
   struct Job {
     decltype(side)* body;
-    const std::vector<Run>* runs;
+    const Run* runs;
     const LayerForm* form;
     std::byte* staging;
     int64_t worker_bytes, staging_bytes;
   };
-  Job job{&side, &runs, &form_, staging, scratch.staging_bytes + scratch.workspace, scratch.staging_bytes};
+  Job job{&side, runs.data(), &form_, staging, scratch.staging_bytes + scratch.workspace, scratch.staging_bytes};
   const auto piece = [](void* arg, int64_t begin, int64_t end, int32_t worker) {
     const Job& all_runs = *static_cast<Job*>(arg);
     std::byte* const own = all_runs.staging + worker * all_runs.worker_bytes;
     for (int64_t i = begin; i < end; ++i) {
-      const Run& run = (*all_runs.runs)[static_cast<size_t>(i)];
+      const Run& run = all_runs.runs[i];
       (*all_runs.body)(run, all_runs.form->k, true, own, own + all_runs.staging_bytes);
       (*all_runs.body)(run, all_runs.form->v, false, own, own + all_runs.staging_bytes);
     }
   };
-  const auto n = static_cast<int64_t>(runs.size());
-  if (parallel == nullptr || n == 1) {
-    piece(&job, 0, n, 0);
-  } else {
-    parallel->parallel_for(parallel->ctx, n, 1, piece, &job);
+  const auto work = [&](int64_t first, int64_t n) {
+    job.runs = runs.data() + first;
+    if (parallel == nullptr || n == 1) {
+      piece(&job, 0, n, 0);
+    } else if (n > 0) {
+      parallel->parallel_for(parallel->ctx, n, 1, piece, &job);
+    }
+    if (failed != KVP_OK) fail(failed, "a quantizer failed to pack: ", text);
+  };
+  work(0, first_runs);
+  for (int64_t i = 0; i < first_runs; ++i) {
+    const Run& run = runs[static_cast<size_t>(i)];
+    std::shared_ptr<std::byte[]> made(new std::byte[static_cast<size_t>(form_.shared_bytes)]);
+    each_shared(*run.page,
+                [&](const void* part, int64_t place, size_t bytes) { std::memcpy(&made[place], part, bytes); });
+    at(run.b).next_shared = made;
   }
-  if (failed != KVP_OK) fail(failed, "a quantizer failed to pack: ", text);
+  if (form_.shared_bytes > 0) {
+    for (const Fresh& fresh : fresh_) {
+      const std::byte* from = at(fresh.b).next_shared.get();
+      each_shared(*fresh.page,
+                  [&](void* part, int64_t place, size_t bytes) { std::memcpy(part, from + place, bytes); });
+    }
+  }
+  work(first_runs, static_cast<int64_t>(runs.size()) - first_runs);
   return done;
 }
 
@@ -246,6 +288,7 @@ void Layer::end_append(const Form& all, const Append& a, const kvp_tensor& k, co
     Row& row = at(b);
     row.begin = begin_at(all, b, rows()[b].stored());
     row.packed = row.next;
+    row.shared = row.next_shared;
     int64_t first = 0, end = 0;
     all.page_range(form_, row.begin, row.packed, first, end);
     keep_pages(b, std::max(row.first, first));
@@ -268,7 +311,10 @@ void Layer::cancel_append(const Append& a) noexcept {
   exact_.cancel_append(a);
   for (const Fresh& fresh : fresh_) pages_.release(fresh.page);
   fresh_.clear();
-  for (Row& row : rows_) row.next = row.packed;
+  for (Row& row : rows_) {
+    row.next = row.packed;
+    row.next_shared = row.shared;
+  }
 }
 
 int64_t Layer::reserve(const Form& all, int64_t batch, int64_t tokens) {

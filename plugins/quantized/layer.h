@@ -12,6 +12,7 @@
 
 #include <kvplug/sdk/paged_layer.h>
 
+#include <memory>
 #include <optional>
 
 #include "form.h"
@@ -27,6 +28,8 @@ class Layer {
     int64_t begin = 0;  // first row position that is readable
     int64_t again = 0;  // positions below were packed before and given back to the ring by value
     int64_t next = 0;   // during an append: packed at its end
+    // SHARED parts of K, then V, made of the first tokens that were packed and kept; each page has a copy.
+    std::shared_ptr<const std::byte[]> shared, next_shared;
   };
   // What packing an append wrote.
   struct Packed {
@@ -104,6 +107,9 @@ class Layer {
   int64_t begin_at(const Form& all, int64_t b, int64_t stored) const noexcept {
     return std::max(row(b).begin, stored - form_.kept(all.rollback));
   }
+  // f(a page's memory of a SHARED part, its place in Row::shared, bytes).
+  template <class F>
+  void each_shared(PackedPage& page, F&& f) const;
   int64_t exclusive_pages() const noexcept;
   void drop_pages(int64_t b) noexcept;
   void keep_pages(int64_t b, int64_t first) noexcept;
