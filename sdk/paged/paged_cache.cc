@@ -19,7 +19,7 @@ Block host_block(uint64_t owner, int32_t purpose, int64_t bytes) {
 }  // namespace
 
 PagedCache::PagedCache(Plan plan, Stores stores, uint64_t owner)
-    : plan_(std::move(plan)), owner_(owner), parallel_(host_parallel()) {
+    : plan_(std::move(plan)), owner_(owner), parallel_(host_parallel()), queue_(stores[0]->queue()) {
   for (size_t i = 0; i < plan_.specs.size(); ++i) {
     layers_.push_back(std::make_unique<PagedLayer>(std::move(stores[i]), plan_.specs[i].window, owner_));
     layers_.back()->set_rollback(plan_.rollback);
@@ -27,7 +27,7 @@ PagedCache::PagedCache(Plan plan, Stores stores, uint64_t owner)
 }
 
 PagedCache::PagedCache(const PagedCache& other, Stores stores, uint64_t owner)
-    : plan_(other.plan_), owner_(owner), parallel_(other.parallel_), batch_(other.batch_) {
+    : plan_(other.plan_), owner_(owner), parallel_(other.parallel_), batch_(other.batch_), queue_(stores[0]->queue()) {
   for (size_t i = 0; i < stores.size(); ++i) {
     layers_.push_back(std::make_unique<PagedLayer>(std::move(stores[i]), other.layer(i), owner));
   }
@@ -35,6 +35,7 @@ PagedCache::PagedCache(const PagedCache& other, Stores stores, uint64_t owner)
   row_blocks_.resize(static_cast<size_t>(batch_));
   if (plan_.capacity >= 0 && other.fixed_batch_ > 0) ensure_fixed(other.fixed_batch_, true);
   note_peak();
+  finish();
 }
 
 PagedLayer& PagedCache::layer_at(int32_t layer) const {
@@ -56,16 +57,25 @@ void PagedCache::set_batch(int64_t batch) {
   batch_ = batch;
 }
 
-int64_t PagedCache::held_bytes() const noexcept {
+int64_t PagedCache::held_bytes(int32_t tier) const noexcept {
   kvp_memory sum{};
-  auto held = static_cast<int64_t>(scratch_.bytes() + list_.bytes() + long_list_.bytes() + views_.bytes());
+  int64_t held = 0;
+  if (tier == KVP_TIER_HOST) held += static_cast<int64_t>(list_.bytes() + long_list_.bytes());
+  if (tier == KVP_TIER_DEVICE)
+    held += static_cast<int64_t>(device_list_.bytes() + long_device_list_.bytes() + captured_.bytes());
+  if (tier == plan_.tier()) held += static_cast<int64_t>(scratch_.bytes() + views_.bytes());
   for (const auto& layer : layers_) {
     layer->store().add_memory(0, sum);
-    held += layer->table_bytes();
+    if (tier == KVP_TIER_HOST) held += layer->table_bytes();
   }
   add_memory(sum);
-  for (const uint64_t bytes : sum.reserved[KVP_TIER_HOST]) held += static_cast<int64_t>(bytes);
+  for (const uint64_t bytes : sum.reserved[tier]) held += static_cast<int64_t>(bytes);
   return held;
+}
+
+Block PagedCache::working_block(int32_t purpose, int64_t bytes) const {
+  return queue_ == nullptr ? host_block(owner_, purpose, bytes)
+                           : Block(queue_->memory(owner_, purpose, unsigned_of(bytes)));
 }
 
 void PagedCache::ensure_scratch(int64_t batch, bool may_allocate) {
@@ -77,19 +87,24 @@ void PagedCache::ensure_scratch(int64_t batch, bool may_allocate) {
   const int64_t bytes = plan_.scratch_bytes(batch, worker_count(parallel_));
   scratch_batch_ = 0;
   scratch_ = Block();  // never both at once: plan's peak has room for one
-  scratch_ = host_block(owner_, KVP_PURPOSE_SCRATCH, bytes);
+  scratch_ = working_block(KVP_PURPOSE_SCRATCH, bytes);
   scratch_batch_ = batch;
 }
 
 void PagedCache::ensure_list(int64_t batch, int64_t tokens, bool may_allocate) {
   const int64_t bytes = batch * plan_.list_columns(tokens) * static_cast<int64_t>(sizeof(KvBlock));
-  if (bytes <= static_cast<int64_t>(list_.bytes())) return;
+  const int64_t on_device = queue_ == nullptr ? 0 : device_list_bytes(batch, bytes);
+  if (bytes <= static_cast<int64_t>(list_.bytes()) && on_device <= static_cast<int64_t>(device_list_.bytes())) return;
   if (!may_allocate) {
     fail(KVP_INVALID_STATE, "a prepared call must not allocate, but the list of blocks has no room for ", batch,
          " rows of ", tokens, " tokens: reserve first");
   }
   list_ = Block();
   list_ = host_block(owner_, KVP_PURPOSE_OTHER, bytes);
+  if (queue_ == nullptr) return;
+  device_list_ = Block();
+  device_list_ = working_block(KVP_PURPOSE_OTHER, on_device);
+  device_rows_.reserve(static_cast<size_t>(batch));
 }
 
 void PagedCache::reserve_layers(int64_t batch, int64_t tokens) {
@@ -156,7 +171,8 @@ void PagedCache::prepare(int32_t index, const Append& a, const kvp_call& call, i
   // Summing over all layers is for the calls that took something.
   const auto held_here = [&] {
     return layer.store().held_pages() * layer.layout().data_bytes() + layer.table_bytes() +
-           static_cast<int64_t>(scratch_.bytes() + list_.bytes() + long_list_.bytes() + views_.bytes());
+           static_cast<int64_t>(scratch_.bytes() + list_.bytes() + long_list_.bytes() + views_.bytes() +
+                                device_list_.bytes() + long_device_list_.bytes());
   };
   const int64_t held_before = held_here();
   try {
@@ -175,17 +191,19 @@ void PagedCache::prepare(int32_t index, const Append& a, const kvp_call& call, i
     if (bytes > static_cast<int64_t>(list_.bytes())) {
       if (!allowed) fail(KVP_INVALID_STATE, "a prepared call must not allocate, but ", a.tokens, " tokens need a list");
       long_list_ = host_block(owner_, KVP_PURPOSE_SCRATCH, bytes);
+      if (queue_ != nullptr) long_device_list_ = working_block(KVP_PURPOSE_SCRATCH, device_list_bytes(a.batch, bytes));
     }
     if (view_bytes > 0) {
       if (!allowed) {
         fail(KVP_INVALID_STATE, "a prepared call must not allocate, but views of K and V need ", view_bytes, " bytes");
       }
-      views_ = host_block(owner_, KVP_PURPOSE_SCRATCH, view_bytes);
+      views_ = working_block(KVP_PURPOSE_SCRATCH, view_bytes);
     }
     if (held_here() > held_before) note_peak();
     enter(index);
   } catch (...) {
     long_list_ = Block();
+    long_device_list_ = Block();
     views_ = Block();
     layer.trim();
     if (batch_ != before) set_batch(before);
@@ -239,6 +257,29 @@ void PagedCache::write_views(const PagedLayer& layer, int64_t kv_len, int64_t kv
     }
     fill(last + shift, kv_len);
   };
+  if (queue_ != nullptr) {
+    k = dense_tensor(k_data, plan_.dtype, {batch, p.kv_heads, kv_len, p.key_dim});
+    v = dense_tensor(v_data, plan_.dtype, {batch, p.kv_heads, kv_len, p.value_dim});
+    for (kvp_tensor* view : {&k, &v}) {
+      view->flags = KVP_TENSOR_READ_ONLY;
+      view->device_type = plan_.device_type;
+      view->device_id = plan_.device_id;
+    }
+    if (k_data == nullptr) return;
+    for (int64_t b = 0; b < batch; ++b) {
+      AttendRow& row = attend_rows_[static_cast<size_t>(b)];
+      row = {};
+      row.blocks = row_blocks_[static_cast<size_t>(b)];
+      row.first_block = layer.first_block(b);
+      row.kv_begin = layer.begin(b);
+      row.kv_end = layer.rows()[b].stored();
+      row.bias_column = layer.rows()[b].pad - kv_offset;
+    }
+    const DeviceList list = upload_lists(layer);
+    queue_->run(&Device::view, list.rows, list.blocks, true, kv_offset, k);
+    queue_->run(&Device::view, list.rows, list.blocks, false, kv_offset, v);
+    return;
+  }
   if (k_data != nullptr) {
     const bool large = batch * kv_len * p.token_bytes() >= kParallelBytes;
     parallel_for(large ? parallel_ : nullptr, batch * p.kv_heads, 1, [&](int64_t begin, int64_t end) {
@@ -253,15 +294,154 @@ void PagedCache::write_views(const PagedLayer& layer, int64_t kv_len, int64_t kv
   k.flags = v.flags = KVP_TENSOR_READ_ONLY;
 }
 
+// Of the call that attend_rows_ describes.
+PagedCache::DeviceList PagedCache::upload_lists(const PagedLayer& layer) noexcept {
+  const bool longer = long_device_list_.bytes() > 0;
+  const Block& to = longer ? long_device_list_ : device_list_;
+  const auto* first = reinterpret_cast<const KvBlock*>((longer ? long_list_ : list_).data());
+  const int64_t batch = layer.rows().batch();
+  device_rows_.clear();
+  int64_t longest = 0, entries = 0;
+  for (int64_t b = 0; b < batch; ++b) {
+    const AttendRow& row = attend_rows_[static_cast<size_t>(b)];
+    device_rows_.push_back(
+        {row.blocks - first, row.first_block, row.kv_begin, row.kv_end, row.q_position, row.q_count, row.bias_column});
+    longest = std::max(longest, row.kv_end - row.kv_begin);
+    if (row.kv_end > row.kv_begin) {
+      entries = std::max(entries, row.blocks - first + PageLayout::count(row.kv_end) - row.first_block);
+    }
+  }
+  const auto row_bytes = static_cast<size_t>(batch) * sizeof(DeviceRow);
+  auto* const rows = reinterpret_cast<DeviceRow*>(to.data());
+  auto* const blocks = reinterpret_cast<KvBlock*>(to.data() + row_bytes);
+  queue_->run(&Device::upload, rows, device_rows_.data(), row_bytes);
+  queue_->run(&Device::upload, blocks, first, static_cast<size_t>(entries) * sizeof(KvBlock));
+  return {rows, blocks, longest};
+}
+
+kvp_status PagedCache::attend_on_device(const PagedLayer& layer, const AttendShape& shape,
+                                        const AttendCall& work) noexcept {
+  const DeviceList list = upload_lists(layer);
+  queue_->run(&Device::attend, shape, work, list.rows, list.blocks, list.longest, static_cast<void*>(scratch_.data()));
+  return KVP_OK;
+}
+
+void PagedCache::check_unbound(const char* what) const {
+  if (captured_seen_ != nullptr) {
+    fail(KVP_INVALID_STATE, what, " while steps are bound to a capture: unbind first");
+  }
+}
+
+void PagedCache::capture_bind(const kvp_call& call, int64_t query_len, const kvp_tensor& row_seen) {
+  check_unbound("bind");
+  if (queue_ == nullptr || plan_.capacity < 0) {
+    fail(KVP_UNSUPPORTED, "steps are captured on a device and with a fixed capacity only");
+  }
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    if (plan_.specs[i].kind == KVP_LAYER_FULL) continue;
+    fail(KVP_UNSUPPORTED, "layer ", i,
+         ": the pages of windows and of cross attention move; only full layers are captured");
+  }
+  if (batch_ == 0 || query_len < 1) fail(KVP_INVALID_STATE, "bind before the first tokens, or for no tokens");
+  const kvp_dtype int32{KVP_DTYPE_INT, 32, 1};
+  check_tensor("row_seen", &row_seen, int32, {batch_}, plan_.device_type);
+  start(call);
+  ensure_fixed(batch_, true);
+  for (const auto& layer : layers_) {
+    if (layer->pages_to_fill(plan_.capacity) > layer->store().free_pages()) {
+      fail(KVP_INVALID_STATE, "rows share pages with others: gather or clone comes after the capture");
+    }
+  }
+  const int64_t columns = PageLayout::count(plan_.capacity);
+  const auto n_rows = static_cast<size_t>(batch_), n_columns = static_cast<size_t>(columns);
+  std::vector<int64_t> pads(n_rows);
+  std::vector<KvBlock> blocks(n_rows * n_columns);
+  const size_t head = n_rows * (sizeof(DeviceRow) + sizeof(int64_t)), table = blocks.size() * sizeof(KvBlock);
+  Block memory = working_block(KVP_PURPOSE_OTHER, static_cast<int64_t>(head + layers_.size() * table));
+  for (size_t b = 0; b < n_rows; ++b) pads[b] = layers_[0]->rows()[static_cast<int64_t>(b)].pad;
+  queue_->run(&Device::upload, static_cast<void*>(memory.data() + n_rows * sizeof(DeviceRow)),
+              static_cast<const void*>(pads.data()), n_rows * sizeof(int64_t));
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    layers_[i]->fill_table(plan_.capacity);
+    for (size_t b = 0; b < n_rows; ++b) {
+      layers_[i]->all_blocks(static_cast<int64_t>(b), blocks.data() + b * n_columns);
+    }
+    queue_->run(&Device::upload, static_cast<void*>(memory.data() + head + i * table),
+                static_cast<const void*>(blocks.data()), table);
+  }
+  captured_ = std::move(memory);
+  captured_seen_ = static_cast<const int32_t*>(row_seen.data);
+  captured_columns_ = columns;
+  captured_queries_ = query_len;
+  note_peak();
+  finish();
+}
+
+void PagedCache::capture_advance(int64_t n_tokens) {
+  if (captured_seen_ == nullptr) fail(KVP_INVALID_STATE, "advance without bind");
+  const Append a{batch_, n_tokens, nullptr, nullptr};
+  for (const auto& layer : layers_) check_room(*layer, a);
+  for (const auto& layer : layers_) layer->count_tokens(a);
+}
+
+// The pages that no token has reached go back to the free ones.
+void PagedCache::capture_unbind() {
+  if (captured_seen_ == nullptr) fail(KVP_INVALID_STATE, "unbind without bind");
+  captured_seen_ = nullptr;
+  captured_ = Block();
+  for (const auto& layer : layers_) {
+    for (int64_t b = 0; b < batch_; ++b) layer->truncate(b, layer->rows()[b].seen);
+  }
+}
+
+// What is queued here is recorded: only what lies on the device may differ from one replay to the next.
+void PagedCache::attend_captured(const kvp_attend_args& args, kvp_tensor& out, kvp_tensor* lse) {
+  const auto i = static_cast<size_t>(args.layer);
+  const Spec& spec = spec_at(args.layer);
+  if (captured_seen_ == nullptr || args.k == nullptr || args.pad != nullptr || args.count != nullptr ||
+      args.bias != nullptr || args.q->shape[2] != captured_queries_ || args.q->shape[0] != batch_ ||
+      args.k->shape[2] != captured_queries_ || (args.flags & KVP_ATTEND_Q_OFFSET) != 0) {
+    fail(KVP_INVALID_STATE, "a captured attend takes the bound number of tokens of every row, without bias or counts");
+  }
+  const auto n_rows = static_cast<size_t>(batch_);
+  std::byte* const base = captured_.data();
+  auto* const rows = reinterpret_cast<DeviceRow*>(base);
+  const size_t head = n_rows * (sizeof(DeviceRow) + sizeof(int64_t));
+  const auto* const blocks = reinterpret_cast<const KvBlock*>(
+      base + head + i * n_rows * static_cast<size_t>(captured_columns_) * sizeof(KvBlock));
+  const DeviceClock clock{captured_seen_, reinterpret_cast<const int64_t*>(base + n_rows * sizeof(DeviceRow)),
+                          captured_columns_};
+  AttendCall work{};
+  work.q = args.q;
+  work.out = &out;
+  work.lse = lse;
+  work.sinks = args.sinks;
+  work.window = args.window;
+  work.chunk = args.chunk;
+  work.scale = args.scale;
+  work.softcap = args.softcap;
+  work.causal = (args.flags & KVP_ATTEND_CAUSAL) != 0;
+  const PageLayout& p = spec.layout;
+  const AttendShape shape{batch_, spec.q_heads, p.kv_heads, captured_queries_, p.key_dim, p.value_dim, plan_.dtype};
+  queue_->run(&Device::clock_rows, clock, batch_, captured_queries_, rows);
+  queue_->run(&Device::clock_append, static_cast<const DeviceRow*>(rows), blocks, *args.k, *args.v);
+  queue_->run(&Device::attend, shape, work, static_cast<const DeviceRow*>(rows), blocks, plan_.capacity,
+              static_cast<void*>(scratch_.data()));
+  finish();
+  ++counts_.fused_attend_calls;
+}
+
 void PagedCache::update(const kvp_call& call, const kvp_update_args& args, kvp_tensor* out_k, kvp_tensor* out_v) {
+  check_unbound("update");
+  start(call);
   PagedLayer& layer = layer_at(args.layer);
   const PageLayout& p = layer.layout();
   Append a{batch_, 0, args.pad, args.count};
   if (args.k != nullptr || args.v != nullptr) {
-    check_tensor("k", args.k, plan_.dtype, {-1, p.kv_heads, -1, p.key_dim});
+    check_tensor("k", args.k, plan_.dtype, {-1, p.kv_heads, -1, p.key_dim}, plan_.device_type);
     a.batch = args.k->shape[0];
     a.tokens = args.k->shape[2];
-    check_tensor("v", args.v, plan_.dtype, {a.batch, p.kv_heads, a.tokens, p.value_dim});
+    check_tensor("v", args.v, plan_.dtype, {a.batch, p.kv_heads, a.tokens, p.value_dim}, plan_.device_type);
   }
   const bool appends = a.tokens > 0;
   if (appends) check_fill(args.layer);
@@ -284,6 +464,8 @@ void PagedCache::update(const kvp_call& call, const kvp_update_args& args, kvp_t
   if (appends) layer.end_append(a, *args.k, *args.v, parallel_);
   if (appends || !empty()) leave(args.layer);
   long_list_ = Block();
+  long_device_list_ = Block();
+  finish();
 }
 
 void PagedCache::check_fill(int32_t layer) const {
@@ -313,23 +495,28 @@ void PagedCache::attend(const kvp_call& call, const kvp_attend_args& args, kvp_t
   const bool cross = spec.kind == KVP_LAYER_CROSS;
   const bool appends = args.k != nullptr || args.v != nullptr;
 
-  check_tensor("q", args.q, plan_.dtype, {-1, spec.q_heads, -1, p.key_dim});
+  const int32_t device = plan_.device_type;
+  start(call);
+  check_tensor("q", args.q, plan_.dtype, {-1, spec.q_heads, -1, p.key_dim}, device);
   const int64_t batch = args.q->shape[0];
   const int64_t queries = args.q->shape[2];
   Append a{batch, 0, nullptr, nullptr};
   if (appends) {
-    check_tensor("k", args.k, plan_.dtype, {batch, p.kv_heads, -1, p.key_dim});
+    check_tensor("k", args.k, plan_.dtype, {batch, p.kv_heads, -1, p.key_dim}, device);
     a = {batch, args.k->shape[2], args.pad, args.count};
-    check_tensor("v", args.v, plan_.dtype, {batch, p.kv_heads, a.tokens, p.value_dim});
+    check_tensor("v", args.v, plan_.dtype, {batch, p.kv_heads, a.tokens, p.value_dim}, device);
     if (a.tokens > 0) check_fill(args.layer);
   }
   const bool wide = !same_dtype(dtype_of(out), plan_.dtype);
-  check_tensor("out", &out, wide ? kFloat32 : plan_.dtype, {batch, spec.q_heads, queries, p.value_dim});
-  if (lse != nullptr) check_tensor("lse", lse, kFloat32, {batch, spec.q_heads, queries});
-  if (args.sinks != nullptr) check_tensor("sinks", args.sinks, kFloat32, {spec.q_heads});
+  check_tensor("out", &out, wide ? kFloat32 : plan_.dtype, {batch, spec.q_heads, queries, p.value_dim}, device);
+  if (lse != nullptr) check_tensor("lse", lse, kFloat32, {batch, spec.q_heads, queries}, device);
+  if (args.sinks != nullptr) check_tensor("sinks", args.sinks, kFloat32, {spec.q_heads}, device);
+  if ((call.flags & KVP_CALL_CAPTURE) != 0 && queue_ != nullptr) return attend_captured(args, out, lse);
+  check_unbound("attend");
   const int64_t kv_offset = layer.first_slot(), kv_len = layer.rows().longest() + a.tokens - kv_offset;
   kvp_tensor bias{};
-  if (args.bias != nullptr) bias = broadcast("bias", *args.bias, kFloat32, {batch, spec.q_heads, queries, kv_len});
+  if (args.bias != nullptr)
+    bias = broadcast("bias", *args.bias, kFloat32, {batch, spec.q_heads, queries, kv_len}, device);
   const auto narrowed = [&](const char* word, int64_t asked, int32_t kind) {
     const int64_t own = spec.kind == kind ? spec.window : 0;
     if (asked < 0 || (own > 0 && asked > own)) {
@@ -392,12 +579,15 @@ void PagedCache::attend(const kvp_call& call, const kvp_attend_args& args, kvp_t
   work.scale = args.scale;
   work.softcap = args.softcap;
   work.causal = (args.flags & KVP_ATTEND_CAUSAL) != 0;
-  const kvp_status status = sdk::attend({batch, spec.q_heads, p.kv_heads, queries, p.key_dim, p.value_dim, plan_.dtype},
-                                        work, parallel_, scratch_.data(), scratch_.bytes());
+  const AttendShape shape{batch, spec.q_heads, p.kv_heads, queries, p.key_dim, p.value_dim, plan_.dtype};
+  const kvp_status status = queue_ != nullptr ? attend_on_device(layer, shape, work)
+                                              : sdk::attend(shape, work, parallel_, scratch_.data(), scratch_.bytes());
   if (status == KVP_OK && appends) layer.end_append(a, *args.k, *args.v, parallel_);
   if (status != KVP_OK) layer.cancel_append(a);
   leave(args.layer);
   long_list_ = Block();
+  long_device_list_ = Block();
+  finish();
   if (status != KVP_OK) {
     if (batch_ != batch_before) set_batch(batch_before);
     fail(status, "the attention kernel refused the call (status ", status, ")");
@@ -405,7 +595,9 @@ void PagedCache::attend(const kvp_call& call, const kvp_attend_args& args, kvp_t
   ++counts_.fused_attend_calls;
 }
 
-void PagedCache::reset(const kvp_call&) {
+void PagedCache::reset(const kvp_call& call) {
+  start(call);
+  if (captured_seen_ != nullptr) capture_unbind();
   views_ = Block();
   for (const auto& layer : layers_) layer->reset();
   batch_ = 0;
@@ -414,6 +606,8 @@ void PagedCache::reset(const kvp_call&) {
 
 void PagedCache::gather(const kvp_call& call, const int64_t* src_rows, int64_t n) {
   check_gather(src_rows, n, batch_);
+  check_unbound("gather");
+  start(call);
   if (check_only(call)) return;
   attend_rows_.resize(static_cast<size_t>(std::max(n, batch_)));
   row_blocks_.resize(attend_rows_.size());
@@ -434,6 +628,8 @@ void PagedCache::gather(const kvp_call& call, const int64_t* src_rows, int64_t n
 
 void PagedCache::crop(const kvp_call& call, const int64_t* n_remove, int64_t n) {
   check_crop(n_remove, n, batch_);
+  check_unbound("crop");
+  start(call);
   // Slots that row b keeps.
   const auto keeps = [&](int64_t b) {
     int64_t furthest = 0;
@@ -502,6 +698,7 @@ void PagedCache::reserve(const kvp_call& call, int64_t batch, int64_t tokens) {
     fail(KVP_OUT_OF_MEMORY, "reserve for batch ", batch, " and ", tokens, " tokens is more than any memory holds");
   }
   plan_.check_plan(tokens);
+  start(call);
   if (check_only(call)) return;
   if (!may_allocate(call)) fail(KVP_INVALID_STATE, "reserve must allocate, but the call forbids it");
   if (batch == 0 || tokens == 0) return;
@@ -525,16 +722,22 @@ void PagedCache::memory(int32_t layer, kvp_memory& out) const {
     for (const auto& at : layers_) count(*at);
     add_memory(out);
     tables += static_cast<int64_t>(list_.bytes());
-    used[KVP_PURPOSE_SCRATCH] = scratch_.bytes() + views_.bytes();
-    reserved[KVP_PURPOSE_SCRATCH] = used[KVP_PURPOSE_SCRATCH];
+    const int32_t tier = plan_.tier();
+    out.used[tier][KVP_PURPOSE_SCRATCH] = scratch_.bytes() + views_.bytes();
+    out.reserved[tier][KVP_PURPOSE_SCRATCH] = out.used[tier][KVP_PURPOSE_SCRATCH];
+    out.used[KVP_TIER_DEVICE][KVP_PURPOSE_OTHER] += device_list_.bytes() + captured_.bytes();
+    out.reserved[KVP_TIER_DEVICE][KVP_PURPOSE_OTHER] += device_list_.bytes() + captured_.bytes();
   } else {
     count(layer_at(layer));
   }
   reserved[KVP_PURPOSE_OTHER] += unsigned_of(tables);
   used[KVP_PURPOSE_OTHER] = reserved[KVP_PURPOSE_OTHER];
   out.unquantized = unsigned_of(stored);
-  out.peak[KVP_TIER_HOST] = unsigned_of(std::max(peak_, held_bytes()));  // a copy was made with what its kind adds
-  if (layer != -1) out.peak[KVP_TIER_HOST] = reserved[KVP_PURPOSE_KV] + reserved[KVP_PURPOSE_OTHER];
+  for (int32_t tier : {int32_t{KVP_TIER_DEVICE}, int32_t{KVP_TIER_HOST}}) {
+    // A copy was made with what its kind adds.
+    out.peak[tier] = unsigned_of(std::max(peak_[tier], held_bytes(tier)));
+    if (layer != -1) out.peak[tier] = out.reserved[tier][KVP_PURPOSE_KV] + out.reserved[tier][KVP_PURPOSE_OTHER];
+  }
 }
 
 size_t PagedCache::counters(kvp_counter* out, size_t room) const {

@@ -180,6 +180,18 @@ int64_t PagedLayer::copy_partial(const Append& a, int64_t b) noexcept {
   const int64_t used = rows_[b].stored() % kBlockTokens;
   Page* own = store_->take();
   const KvBlock from = p.block(store_->data(*shared)), to = p.block(store_->data(*own));
+  if (DeviceQueue* const queue = store_->queue()) {
+    const auto copy = [&](const void* source, const void* target, int64_t dim) {
+      queue->run(&Device::copy,
+                 DeviceCopy{const_cast<void*>(target), source, static_cast<size_t>(used * dim * p.element),
+                            static_cast<size_t>(kBlockTokens * dim * p.element), static_cast<size_t>(p.kv_heads)});
+    };
+    copy(from.k, to.k, p.key_dim);
+    copy(from.v, to.v, p.value_dim);
+    entry(held(b), rows_[b].stored() / kBlockTokens) = own;
+    store_->release(shared);
+    return used * p.token_bytes();
+  }
   for (int64_t head = 0; head < p.kv_heads; ++head) {
     const auto copy = [&](const void* source, const void* target, int64_t stride, int64_t dim) {
       const int64_t at = head * stride * p.element;
@@ -208,6 +220,32 @@ void PagedLayer::take_until(int64_t b, int64_t end) noexcept {
   for (; row.end < end; ++row.end) entry(row, row.end) = store_->take();
 }
 
+// As write(), in batches of pieces of pages; nothing is allocated.
+template <class SpanOf>
+void PagedLayer::write_on_device(DeviceQueue& queue, const Append& a, const kvp_tensor& k, const kvp_tensor& v,
+                                 const SpanOf& span) const noexcept {
+  const PageLayout& p = layout();
+  DeviceSegment segments[64];
+  int64_t n = 0;
+  const auto flush = [&] {
+    if (n > 0) queue.run(&Device::append, segments, n, k, v);
+    n = 0;
+  };
+  for (int64_t b = 0; b < a.batch; ++b) {
+    const Span at = span(b);
+    const int64_t shift = a.padding(b) - (rows_[b].stored() - a.stored(b));
+    for (int64_t position = at.from; position < at.to;) {
+      const int64_t place = position % kBlockTokens, count = std::min(at.to - position, kBlockTokens - place);
+      std::byte* const data = store_->data(*entry(held(b), position / kBlockTokens));
+      segments[n++] = {data + place * p.key_dim * p.element, data + p.key_bytes() + place * p.value_dim * p.element, b,
+                       position + shift, count};
+      if (n == 64) flush();
+      position += count;
+    }
+  }
+  flush();
+}
+
 template <class SpanOf>
 void PagedLayer::write(const Append& a, const kvp_tensor& k, const kvp_tensor& v, const kvp_host_parallel* parallel,
                        const SpanOf& span) const noexcept {
@@ -232,6 +270,7 @@ void PagedLayer::write(const Append& a, const kvp_tensor& k, const kvp_tensor& v
     if (at.from >= at.to) continue;
     for (int64_t i = at.from / kBlockTokens; i < PageLayout::count(at.to); ++i) entry(held(b), i)->written = true;
   }
+  if (DeviceQueue* const queue = store_->queue()) return write_on_device(*queue, a, k, v, span);
   const bool large = a.batch * a.tokens * p.token_bytes() >= kParallelBytes;
   parallel_for(large ? parallel : nullptr, a.batch * p.kv_heads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) write_head(i / p.kv_heads, i % p.kv_heads);
@@ -291,6 +330,12 @@ int64_t PagedLayer::blocks(int64_t b, const Append& a, const kvp_tensor* k, cons
     }
   }
   return n;
+}
+
+int64_t PagedLayer::all_blocks(int64_t b, KvBlock* to) const noexcept {
+  const Held& row = held(b);
+  for (int64_t i = row.first; i < row.end; ++i) *to++ = layout().block(store_->data(*entry(row, i)));
+  return row.end - row.first;
 }
 
 int64_t PagedLayer::reserve(int64_t batch, int64_t tokens) {

@@ -20,9 +20,15 @@ const char* word_of(int32_t kind) noexcept {
 
 }  // namespace
 
-PagedCache::Plan::Plan(const kvp_cache_create& create, const char* kind, bool fixed) : dtype(create.dtype) {
-  if (create.device_type != KVP_DEVICE_CPU) {
-    fail(KVP_UNSUPPORTED, kind, " attends on the CPU; device type ", create.device_type, " was asked for");
+PagedCache::Plan::Plan(const kvp_cache_create& create, const char* kind, bool fixed, bool devices)
+    : dtype(create.dtype), device_type(create.device_type), device_id(create.device_id) {
+  if (on_device() && (!devices || create.device_type != KVP_DEVICE_CUDA)) {
+    fail(KVP_UNSUPPORTED, kind, " attends on the CPU", devices ? " or with CUDA" : "", "; device type ",
+         create.device_type, " was asked for");
+  }
+  if (on_device() && cuda_device() == nullptr) {
+    fail(KVP_UNSUPPORTED, kind,
+         " was built without its CUDA kernels: build kvplug with KVPLUG_WITH_CUDA=ON, or compute ", "on the CPU");
   }
   if (!is_plain_float(create.dtype)) {
     fail(KVP_UNSUPPORTED, kind, " keeps float32, float16 or bfloat16; ", name_of(create.dtype), " was asked for");
@@ -96,8 +102,9 @@ int64_t PagedCache::Plan::scratch_bytes(int64_t batch, int32_t workers) const no
   size_t most = 0;
   for (const Spec& spec : specs) {
     const PageLayout& p = spec.layout;
-    most = std::max(most, attend_scratch_bytes(
-                              {batch, spec.q_heads, p.kv_heads, kManyQueries, p.key_dim, p.value_dim, dtype}, workers));
+    const AttendShape shape{batch, spec.q_heads, p.kv_heads, kManyQueries, p.key_dim, p.value_dim, dtype};
+    most =
+        std::max(most, on_device() ? cuda_device()->attend_scratch_bytes(shape) : attend_scratch_bytes(shape, workers));
   }
   return static_cast<int64_t>(most);
 }
@@ -121,13 +128,21 @@ void PagedCache::Plan::add_books(int64_t batch, int64_t tokens, kvp_memory& out)
   const int64_t list = batch * list_columns(tokens) * kEntry;
   const int64_t long_list = std::max<int64_t>(0, batch * PageLayout::count(tokens) * kEntry - list);
   const int64_t scratch = scratch_bytes(batch, worker_count(host_parallel()));
-  auto& reserved = out.reserved[KVP_TIER_HOST];
-  auto& in_use = out.used[KVP_TIER_HOST];
-  reserved[KVP_PURPOSE_OTHER] += unsigned_of(tables + list);
-  in_use[KVP_PURPOSE_OTHER] = reserved[KVP_PURPOSE_OTHER];
-  reserved[KVP_PURPOSE_SCRATCH] += unsigned_of(scratch);
-  in_use[KVP_PURPOSE_SCRATCH] = reserved[KVP_PURPOSE_SCRATCH];
+  const auto hold = [&](int32_t tier, int32_t purpose, int64_t bytes) {
+    out.reserved[tier][purpose] += unsigned_of(bytes);
+    out.used[tier][purpose] = out.reserved[tier][purpose];
+  };
+  hold(KVP_TIER_HOST, KVP_PURPOSE_OTHER, tables + list);
+  hold(tier(), KVP_PURPOSE_SCRATCH, scratch);
   out.unquantized = unsigned_of(used);
+  if (on_device()) {
+    const int64_t device_list = device_list_bytes(batch, list);
+    hold(KVP_TIER_DEVICE, KVP_PURPOSE_OTHER, device_list);
+    const int64_t longer = long_list > 0 ? device_list_bytes(batch, long_list + list) : 0;
+    out.peak[KVP_TIER_DEVICE] += unsigned_of(device_list + scratch + view + longer);
+    out.peak[KVP_TIER_HOST] += unsigned_of(tables + list + std::max(long_list > 0 ? long_list + list : 0, table));
+    return;
+  }
   // On the way a table is copied into a larger one, or views are shown: never both.
   const int64_t on_top = std::max(view + (long_list > 0 ? long_list + list : 0), table);
   out.peak[KVP_TIER_HOST] += unsigned_of(tables + list + scratch + on_top);
@@ -138,10 +153,28 @@ void PagedCache::plan_in_host(const Plan& plan, int64_t batch, int64_t tokens, k
   if (batch == 0 || tokens == 0) return;
   plan.add_books(batch, tokens, out);
   int64_t pages = 0;
+  if (plan.on_device()) {
+    int64_t heads = 0;
+    for (const Spec& spec : plan.specs) {
+      pages += batch * plan.pages(spec, tokens) * spec.layout.data_bytes();
+      heads += batch * plan.pages(spec, tokens) * DevicePages::kHead;
+    }
+    out.reserved[KVP_TIER_DEVICE][KVP_PURPOSE_KV] += unsigned_of(pages);
+    out.used[KVP_TIER_DEVICE][KVP_PURPOSE_KV] += out.unquantized;
+    out.peak[KVP_TIER_DEVICE] += unsigned_of(pages);
+    out.reserved[KVP_TIER_HOST][KVP_PURPOSE_OTHER] += unsigned_of(heads);
+    out.used[KVP_TIER_HOST][KVP_PURPOSE_OTHER] += unsigned_of(heads);
+    out.peak[KVP_TIER_HOST] += unsigned_of(heads);
+    return;
+  }
   for (const Spec& spec : plan.specs) pages += batch * plan.pages(spec, tokens) * HeapPages::page_bytes(spec.layout);
   out.reserved[KVP_TIER_HOST][KVP_PURPOSE_KV] += unsigned_of(pages);
   out.used[KVP_TIER_HOST][KVP_PURPOSE_KV] += out.unquantized;
   out.peak[KVP_TIER_HOST] += unsigned_of(pages);
+}
+
+std::shared_ptr<DeviceQueue> PagedCache::Plan::make_queue(void* stream) const {
+  return std::make_shared<DeviceQueue>(*cuda_device(), device_type, device_id, stream);
 }
 
 void PagedCache::probe_of(const Plan& plan, kvp_cache_info& out) {

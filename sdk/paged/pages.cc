@@ -47,6 +47,54 @@ void HeapPages::add_memory(int64_t used, kvp_memory& memory) const noexcept {
   add_held(memory, ledger_->mem().purpose, used, held_pages() * page_bytes(layout()));
 }
 
+void DevicePages::ensure(int64_t n) {
+  const int64_t before = free_pages();
+  const kvp_mem head = host_memory(ledger_->mem().owner, KVP_PURPOSE_OTHER, kHead);
+  try {
+    while (free_pages() < n) {
+      Block own(head);
+      Page* page = new (own.data()) Page(reinterpret_cast<uint64_t>(take_memory(ledger_->mem())));
+      own.release();
+      page->ledger = ledger_;
+      ledger_->took();
+      push(page);
+    }
+  } catch (...) {
+    give_back(before);
+    throw;
+  }
+}
+
+void DevicePages::give_back(int64_t keep) noexcept {
+  while (free_pages() > keep) {
+    Page* page = pop();
+    PageLedger* ledger = page->ledger;
+    kvp_mem mem = ledger->mem();
+    mem.stream = queue_->stream();  // of its last use
+    give_memory(mem, data(*page));
+    give_memory(host_memory(mem.owner, KVP_PURPOSE_OTHER, kHead), page);
+    ledger->gave();
+  }
+}
+
+void DevicePages::add_memory(int64_t used, kvp_memory& memory) const noexcept {
+  memory.used[KVP_TIER_DEVICE][KVP_PURPOSE_KV] += static_cast<uint64_t>(used);
+  memory.reserved[KVP_TIER_DEVICE][KVP_PURPOSE_KV] += static_cast<uint64_t>(held_pages() * layout().data_bytes());
+  memory.used[KVP_TIER_HOST][KVP_PURPOSE_OTHER] += static_cast<uint64_t>(held_pages() * kHead);
+  memory.reserved[KVP_TIER_HOST][KVP_PURPOSE_OTHER] += static_cast<uint64_t>(held_pages() * kHead);
+}
+
+Page* DevicePages::adopt(const PageStore& from, Page* page) {
+  if (!fixed_) {
+    page->share();
+    return page;
+  }
+  Page* own = take();
+  const auto bytes = static_cast<size_t>(layout().data_bytes());
+  queue_->run(&Device::copy, DeviceCopy{data(*own), from.data(*page), bytes, bytes, 1});
+  return own;
+}
+
 void SlabPages::ensure(int64_t n) {
   const int64_t missing = n - free_pages(), bytes = page_bytes(layout());
   if (missing <= 0) return;

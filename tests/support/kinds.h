@@ -25,9 +25,13 @@ struct Kind {
 };
 
 constexpr Kind kKinds[] = {
-    {"dynamic", "dynamic.so", false, false},           {"static", "static.so", true, false},
-    {"offloaded", "offloaded.so", false, true},        {"offloaded_static", "offloaded.so", true, true},
+    {"dynamic", "dynamic.so", false, false},
+    {"static", "static.so", true, false},
+#if KVPLUG_TEST_DEVICE == KVP_DEVICE_CPU
+    {"offloaded", "offloaded.so", false, true},
+    {"offloaded_static", "offloaded.so", true, true},
     {"quantized", "quantized.so", false, false, true},
+#endif
 };
 
 inline std::vector<Kind> kinds_where(bool (*holds)(const Kind&)) {

@@ -14,11 +14,15 @@
 #include "test_host.h"
 #include "values.h"
 
+#if !defined(KVPLUG_TEST_PLUGINS)
+#define KVPLUG_TEST_PLUGINS KVPLUG_TEST_BUILD "/plugins/"
+#endif
+
 namespace kvplug::test {
 
 // Loads once; never unloads, as the host does.
 inline const kvp_plugin* load_plugin(const std::string& file) {
-  void* library = dlopen((std::string(KVPLUG_TEST_BUILD "/plugins/") + file).c_str(), RTLD_NOW | RTLD_LOCAL);
+  void* library = dlopen((std::string(KVPLUG_TEST_PLUGINS) + file).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) throw std::runtime_error(dlerror());
   const auto entry = reinterpret_cast<kvp_plugin_entry_fn>(dlsym(library, KVP_PLUGIN_ENTRY_NAME));
   const kvp_plugin* plugin = nullptr;
@@ -57,7 +61,7 @@ struct CreateArgs {
     create.n_layers = layers.size();
     create.layer_stride = sizeof(kvp_layer);
     create.batch = create.tokens = create.rollback = -1;
-    create.device_type = KVP_DEVICE_CPU;
+    create.device_type = KVPLUG_TEST_DEVICE;
     create.dtype = dtype;
     create.owner = owner;
   }
@@ -172,7 +176,7 @@ class LoadedCache {
 
   const kvp_cache_iface* iface_;
   kvp_cache* self_ = nullptr;
-  kvp_call call_{sizeof(kvp_call), KVP_DEVICE_CPU, 0, nullptr, 0, 0};
+  kvp_call call_{sizeof(kvp_call), KVPLUG_TEST_DEVICE, 0, nullptr, 0, 0};
   kvp_error err_{};
   char text_[512] = "";
 };

@@ -31,12 +31,15 @@ class TestHost {
   void fail_at(int64_t n) { countdown_ = n; }
   int64_t allocations() const { return allocations_; }
 
-  // Bytes held now; owner 0 and purpose -1 mean all.
-  uint64_t held(uint64_t owner = 0, int32_t purpose = -1) const {
+  // Bytes held now; owner 0, purpose -1 and tier -1 mean all.
+  uint64_t held(uint64_t owner = 0, int32_t purpose = -1, int32_t tier = -1) const {
     const std::scoped_lock lock(mutex_);
     uint64_t bytes = 0;
     for (const auto& [ptr, mem] : blocks_) {
-      if ((owner == 0 || mem.owner == owner) && (purpose < 0 || mem.purpose == purpose)) bytes += mem.bytes;
+      if ((owner == 0 || mem.owner == owner) && (purpose < 0 || mem.purpose == purpose) &&
+          (tier < 0 || mem.tier == tier)) {
+        bytes += mem.bytes;
+      }
     }
     return bytes;
   }

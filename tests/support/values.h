@@ -12,6 +12,11 @@
 #include <random>
 #include <vector>
 
+// Where the tensors of a test are said to be: another device is one whose memory the host can reach.
+#if !defined(KVPLUG_TEST_DEVICE)
+#define KVPLUG_TEST_DEVICE KVP_DEVICE_CPU
+#endif
+
 namespace kvplug::test {
 
 inline constexpr kvp_dtype kF32{KVP_DTYPE_FLOAT, 32, 1};
@@ -50,7 +55,7 @@ inline void store(void* at, kvp_dtype dtype, float f) {
   std::memcpy(at, &half, 2);
 }
 
-// A CPU tensor with its memory.
+// A tensor with its memory.
 struct Values {
   std::shared_ptr<std::vector<std::byte>> memory;
   kvp_tensor t{};
@@ -69,7 +74,7 @@ struct Values {
 inline kvp_tensor tensor_of(void* data, kvp_dtype dtype, std::initializer_list<int64_t> shape) {
   kvp_tensor t{};
   t.data = data;
-  t.device_type = KVP_DEVICE_CPU;
+  t.device_type = KVPLUG_TEST_DEVICE;
   t.dtype_code = dtype.code;
   t.dtype_bits = dtype.bits;
   t.dtype_lanes = dtype.lanes;

@@ -44,7 +44,7 @@ TEST(DynamicContract, ProbeRefusesInWords) {
     expect_unsupported(args.create, "layer 1 ");
   }
   CreateArgs args({kShape}, kF32, 1);
-  args.create.device_type = KVP_DEVICE_CUDA;
+  args.create.device_type = KVP_DEVICE_METAL;
   expect_unsupported(args.create, "CPU");
   args.create.device_type = KVP_DEVICE_CPU;
   args.create.dtype = {KVP_DTYPE_FLOAT, 64, 1};

@@ -142,13 +142,15 @@ class Sequence {
       LoadedCache& cache = at.caches[i];
       ASSERT_NO_FATAL_FAILURE(expect_kind_same(cache, at.want, i == 0 && limited(at) ? capacity_ : -1));
       const kvp_memory memory = cache.memory();
-      uint64_t held = 0;
-      for (int32_t purpose = 0; purpose < KVP_N_PURPOSES; ++purpose) {
-        ASSERT_EQ(memory.reserved[KVP_TIER_HOST][purpose], TestHost::get().held(at.owners[i], purpose))
-            << "purpose " << purpose;
-        held += memory.reserved[KVP_TIER_HOST][purpose];
+      for (const int32_t tier : {KVP_TIER_DEVICE, KVP_TIER_HOST}) {
+        uint64_t held = 0;
+        for (int32_t purpose = 0; purpose < KVP_N_PURPOSES; ++purpose) {
+          ASSERT_EQ(memory.reserved[tier][purpose], TestHost::get().held(at.owners[i], purpose, tier))
+              << "tier " << tier << ", purpose " << purpose;
+          held += memory.reserved[tier][purpose];
+        }
+        ASSERT_LE(held, memory.peak[tier]) << "tier " << tier;
       }
-      ASSERT_LE(held, memory.peak[KVP_TIER_HOST]);
       if (at.shares || (capacity_ > 0 && at.rollback > 0)) continue;
       if (along_[i].quantized && at.rollback > 0) continue;  // what was packed before stays packed
       kvp_cache_create create = args_[i]->create;
@@ -156,7 +158,7 @@ class Sequence {
       const kvp_memory plan = plan_of(along_[i], create, at.batch, std::max<int64_t>(1, at.tokens));
       for (const int32_t purpose :
            {KVP_PURPOSE_KV, KVP_PURPOSE_OTHER, KVP_PURPOSE_PACKED, KVP_PURPOSE_SCALES, KVP_PURPOSE_RESIDUAL}) {
-        for (const int32_t tier : {KVP_TIER_HOST, KVP_TIER_FILE}) {
+        for (const int32_t tier : {KVP_TIER_DEVICE, KVP_TIER_HOST, KVP_TIER_FILE}) {
           ASSERT_LE(memory.reserved[tier][purpose], plan.reserved[tier][purpose])
               << "tier " << tier << ", purpose " << purpose << ", for " << at.batch << " x " << at.tokens;
         }

@@ -9,12 +9,16 @@
 namespace kvplug::test {
 namespace {
 
+#if !defined(KVPLUG_TEST_ROUNDS)
+#define KVPLUG_TEST_ROUNDS 200
+#endif
+
 class Kinds : public ::testing::TestWithParam<Kind> {};
 
 TEST_P(Kinds, EqualTheReferenceOverRandomSequences) {
   const char* given = std::getenv("KVPLUG_TEST_SEED");
   const uint64_t first = given == nullptr ? 1 : std::strtoull(given, nullptr, 10);
-  const uint64_t last = given == nullptr ? 200 : first;
+  const uint64_t last = given == nullptr ? KVPLUG_TEST_ROUNDS : first;
   for (uint64_t seed = first; seed <= last; ++seed) {
     SCOPED_TRACE("KVPLUG_TEST_SEED=" + std::to_string(seed));
     {

@@ -187,10 +187,14 @@ struct Cutter {
   }
 };
 
-// Runs the kernel; one result per row, its padding queries checked for out 0 and lse -inf by the caller through
-// `clean`.
+using AttendFn = kvp_status (*)(const sdk::AttendShape&, const sdk::AttendCall&, const kvp_host_parallel*, void*,
+                                size_t);
+
+// Runs the kernel (`attend`: the CPU's, or one that wants to be held against the same reference); one result per row,
+// its padding queries checked for out 0 and lse -inf by the caller through `clean`.
 inline std::vector<Result> run(const Problem& p, const Presentation& how, const kvp_host_parallel* parallel,
-                               kvp_status* status, bool* clean, size_t extra_scratch = SIZE_MAX) {
+                               kvp_status* status, bool* clean, size_t extra_scratch = SIZE_MAX,
+                               AttendFn attend = sdk::attend) {
   const int64_t batch = static_cast<int64_t>(p.rows.size()), heads = p.shape.q_heads, kv_heads = p.shape.kv_heads;
   const int64_t dk = p.shape.key_dim, dv = p.shape.value_dim, size = p.shape.dtype.bits / 8;
   std::mt19937_64 random(how.seed);
@@ -299,7 +303,7 @@ inline std::vector<Result> run(const Problem& p, const Presentation& how, const 
   std::unique_ptr<unsigned char[]> raw(new unsigned char[bytes + 64]);
   std::memset(raw.get(), 0xff, bytes + 64);  // scratch is NaN
   unsigned char* scratch = raw.get() + (64 - reinterpret_cast<uintptr_t>(raw.get()) % 64) % 64;
-  *status = sdk::attend(shape, call, parallel, scratch, bytes);
+  *status = attend(shape, call, parallel, scratch, bytes);
 
   std::vector<Result> results;
   *clean = true;

@@ -18,7 +18,7 @@
 //   void memory(int32_t layer, kvp_memory& out) const;
 //   size_t counters(kvp_counter* out, size_t room) const noexcept;              (returns how many there are)
 //   static const void* extension(std::string_view id) noexcept;
-// and, if extension() hands out attend_extension() or offload_extension(),
+// and, if extension() hands out attend_extension(), capture_extension() or offload_extension(),
 //   void attend_probe(const kvp_attend_desc&) const;
 //   void attend(const kvp_call&, const kvp_attend_args&, kvp_tensor& out, kvp_tensor* lse);
 //   void begin_step(const kvp_call&), prefetch(const kvp_call&, int32_t layer), end_step(const kvp_call&);
@@ -41,6 +41,10 @@ class CachePlugin {
   }
   static const kvp_attend_ext* attend_extension() noexcept {
     static const kvp_attend_ext table = {sizeof(kvp_attend_ext), attend_probe, attend};
+    return &table;
+  }
+  static const kvp_capture_ext* capture_extension() noexcept {
+    static const kvp_capture_ext table = {sizeof(kvp_capture_ext), capture_bind, capture_advance, capture_unbind};
     return &table;
   }
   static const kvp_offload_ext* offload_extension() noexcept {
@@ -153,6 +157,20 @@ class CachePlugin {
       if (out == nullptr) fail(KVP_INVALID_ARGUMENT, "attend without a tensor for the result");
       cache.attend(read_struct(call), read_struct(args), *out, lse);
     });
+  }
+
+  static int32_t capture_bind(kvp_cache* self, const kvp_call* call, int64_t query_len, const kvp_tensor* row_seen,
+                              kvp_error* err) {
+    return on(self, err, [&](Cache& cache) {
+      if (row_seen == nullptr) fail(KVP_INVALID_ARGUMENT, "bind without row_seen");
+      cache.capture_bind(read_struct(call), query_len, *row_seen);
+    });
+  }
+  static int32_t capture_advance(kvp_cache* self, int64_t n_tokens, kvp_error* err) {
+    return on(self, err, [&](Cache& cache) { cache.capture_advance(n_tokens); });
+  }
+  static int32_t capture_unbind(kvp_cache* self, kvp_error* err) {
+    return on(self, err, [&](Cache& cache) { cache.capture_unbind(); });
   }
 
   static int32_t begin_step(kvp_cache* self, const kvp_call* call, kvp_error* err) {

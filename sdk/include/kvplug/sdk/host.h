@@ -87,7 +87,7 @@ class Block {
 
   std::byte* data() const noexcept { return static_cast<std::byte*>(data_); }
   // Leaves the memory to the caller, who gives it back with give_memory.
-  void release() noexcept { data_ = nullptr; }
+  void* release() noexcept { return std::exchange(data_, nullptr); }
   size_t bytes() const noexcept { return data_ == nullptr ? 0 : static_cast<size_t>(mem_.bytes); }
 
  private:

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // PagedCache: a whole cache of plain K/V in pages, for plugins that keep what they are given: every layer kind but
-// STATE, every operation, attention over the pages as they lie, on the CPU. A plugin says what its pages are made of
-// (PageStore), whether there is a capacity, and, where its pages are not always in memory, brings them there.
+// STATE, every operation, attention over the pages as they lie, on the CPU or, with pages whose store has a queue, on a
+// device: there the books are kept in host memory and the device gets lists of addresses with each call. A plugin says
+// what its pages are made of (PageStore), whether there is a capacity, and, where its pages are not always in memory,
+// brings them there.
 //
 // What it holds once `tokens` are stored in each of `batch` rows, exactly as plan() says:
 //   kv       a layer's pages: all of the row, or a ring for its window; with a capacity always those of all tokens
@@ -36,6 +38,10 @@ class PagedCache {
   size_t counters(kvp_counter* out, size_t room) const;
   void attend_probe(const kvp_attend_desc& desc) const;
   void attend(const kvp_call& call, const kvp_attend_args& args, kvp_tensor& out, kvp_tensor* lse);
+  // kvp.capture/1, of a cache with a capacity on a device. Calls with CAPTURE are recorded with what bind() set up.
+  void capture_bind(const kvp_call& call, int64_t query_len, const kvp_tensor& row_seen);
+  void capture_advance(int64_t n_tokens);
+  void capture_unbind();
 
  protected:
   // A layer as asked for, checked.
@@ -51,7 +57,15 @@ class PagedCache {
     int64_t rollback = 0;
     int64_t capacity = -1;  // tokens a row, -1 = grows
 
-    explicit Plan(const kvp_cache_create& create, const char* kind, bool fixed);
+    int32_t device_type = KVP_DEVICE_CPU, device_id = 0;
+
+    // devices: the kind also serves what cuda_device() does.
+    explicit Plan(const kvp_cache_create& create, const char* kind, bool fixed, bool devices = false);
+    bool on_device() const noexcept { return device_type != KVP_DEVICE_CPU; }
+    // Where K/V, views and scratch are.
+    int32_t tier() const noexcept { return on_device() ? KVP_TIER_DEVICE : KVP_TIER_HOST; }
+    // A queue for one instance; on_device() only.
+    std::shared_ptr<DeviceQueue> make_queue(void* stream) const;
     // A capacity holds for all rows, except where every layer is a ring that fits into it, rollback included.
     bool limited() const noexcept;
     int64_t kept(const Spec& spec) const noexcept { return PagedLayer::kept(spec.window, rollback); }
@@ -65,7 +79,7 @@ class PagedCache {
     // Everything but the pages: tables, list, scratch; `peak` gets what is held on top on the way.
     void add_books(int64_t batch, int64_t tokens, kvp_memory& out) const;
   };
-  // The plan of a cache whose pages lie in host memory.
+  // The plan of a cache whose pages lie where it attends.
   static void plan_in_host(const Plan& plan, int64_t batch, int64_t tokens, kvp_memory& out);
   static void probe_of(const Plan& plan, kvp_cache_info& out);
 
@@ -95,8 +109,34 @@ class PagedCache {
   bool is_cross(size_t i) const noexcept { return plan_.specs[i].kind == KVP_LAYER_CROSS; }
   bool empty() const noexcept;
   void set_batch(int64_t batch);
-  int64_t held_bytes() const noexcept;
-  void note_peak() noexcept { peak_ = std::max(peak_, held_bytes()); }
+  // Bytes held now in a tier.
+  int64_t held_bytes(int32_t tier) const noexcept;
+  void note_peak() noexcept {
+    for (int32_t tier : {int32_t{KVP_TIER_DEVICE}, int32_t{KVP_TIER_HOST}})
+      peak_[tier] = std::max(peak_[tier], held_bytes(tier));
+  }
+  // Memory beside the pages, where the cache attends.
+  Block working_block(int32_t purpose, int64_t bytes) const;
+  void start(const kvp_call& call) noexcept {
+    if (queue_ != nullptr) queue_->start(call.stream);
+  }
+  // Refuses what a bound capture forbids.
+  void check_unbound(const char* what) const;
+  void finish() {
+    if (queue_ != nullptr) queue_->check();
+  }
+  static int64_t device_list_bytes(int64_t batch, int64_t list_bytes) noexcept {
+    return list_bytes + batch * static_cast<int64_t>(sizeof(DeviceRow));
+  }
+  // The rows and blocks of the call to the device; `last` of a row as AttendRow::kv_end and so on.
+  struct DeviceList {
+    const DeviceRow* rows;
+    const KvBlock* blocks;
+    int64_t longest;
+  };
+  DeviceList upload_lists(const PagedLayer& layer) noexcept;
+  kvp_status attend_on_device(const PagedLayer& layer, const AttendShape& shape, const AttendCall& work) noexcept;
+  void attend_captured(const kvp_attend_args& args, kvp_tensor& out, kvp_tensor* lse);
   void ensure_scratch(int64_t batch, bool may_allocate);
   void ensure_list(int64_t batch, int64_t tokens, bool may_allocate);
   // With a capacity: all memory for `batch` rows. All or nothing.
@@ -125,8 +165,17 @@ class PagedCache {
   Block views_;      // what update showed last
   std::vector<const KvBlock*> row_blocks_;
   std::vector<AttendRow> attend_rows_;
-  int64_t peak_ = 0;
+  int64_t peak_[KVP_N_TIERS] = {};
   Counts counts_;
+
+  // On a device only.
+  DeviceQueue* queue_ = nullptr;  // of the pages
+  std::vector<DeviceRow> device_rows_;
+  Block device_list_, long_device_list_;  // DeviceRow [batch], then as list_ and long_list_
+  // While bound to a capture: DeviceRow [batch], row_pad int64 [batch], then KvBlock [layers, batch, columns].
+  Block captured_;
+  const int32_t* captured_seen_ = nullptr;
+  int64_t captured_columns_ = 0, captured_queries_ = 0;
 };
 
 }  // namespace kvplug::sdk

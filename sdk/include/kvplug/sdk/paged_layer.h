@@ -100,6 +100,20 @@ class PagedLayer {
   // Empties all rows; the pages and the table stay.
   void reset() noexcept;
 
+  // For a recorded step: every row gets its pages up to `tokens` positions, of which there must be enough free ones, so
+  // that the table stands still; and what the host counts for tokens that a device has stored by itself.
+  void fill_table(int64_t tokens) noexcept {
+    for (int64_t b = 0; b < rows_.batch(); ++b) take_until(b, PageLayout::count(tokens));
+  }
+  int64_t pages_to_fill(int64_t tokens) const noexcept {
+    int64_t n = 0;
+    for (int64_t b = 0; b < rows_.batch(); ++b) n += std::max<int64_t>(0, PageLayout::count(tokens) - held(b).end);
+    return n;
+  }
+  void count_tokens(const Append& a) noexcept { rows_.append(a); }
+  // All pages of row b in order; returns how many.
+  int64_t all_blocks(int64_t b, KvBlock* to) const noexcept;
+
   int64_t stored_tokens() const noexcept;  // readable ones, over all rows
   int64_t table_bytes() const noexcept { return static_cast<int64_t>(table_.bytes()); }
 
@@ -134,6 +148,9 @@ class PagedLayer {
   void keep_from(int64_t b, int64_t begin) noexcept;
   void take_until(int64_t b, int64_t end) noexcept;
   // Writes the tokens at span(b) of each row; rows() count them already.
+  template <class SpanOf>
+  void write_on_device(DeviceQueue& queue, const Append& a, const kvp_tensor& k, const kvp_tensor& v,
+                       const SpanOf& span) const noexcept;
   template <class SpanOf>
   void write(const Append& a, const kvp_tensor& k, const kvp_tensor& v, const kvp_host_parallel* parallel,
              const SpanOf& span) const noexcept;

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <kvplug/sdk/attention.h>
+#include <kvplug/sdk/device.h>
 #include <kvplug/sdk/host.h>
 
 #include <algorithm>
@@ -82,6 +83,9 @@ class PageStore {
   void release(Page* page) noexcept {
     if (page->refs.fetch_sub(1, std::memory_order_acq_rel) == 1) push(page);
   }
+
+  // The way to the device on which the data lie; NULL: host memory.
+  virtual DeviceQueue* queue() const noexcept { return nullptr; }
 
   // Whether trim() gives free pages back, until `keep` are left; else they stay with the store.
   virtual bool gives_back() const noexcept { return false; }
@@ -170,6 +174,39 @@ class HeapPages final : public PageStore {
   bool adopts_by_copy() const noexcept override { return false; }
 
  private:
+  PageLedger* ledger_;
+};
+
+// Pages one by one whose data lie on a device, the Page itself in host memory; growing ones are given back and shared
+// by clones as HeapPages are, fixed ones stay where they are and are copied. Work on them goes through the queue.
+class DevicePages final : public PageStore {
+ public:
+  static constexpr int64_t kHead = HeapPages::kHead;  // of host memory a page
+
+  DevicePages(const PageLayout& layout, uint64_t owner, std::shared_ptr<DeviceQueue> queue, bool fixed)
+      : PageStore(layout),
+        queue_(std::move(queue)),
+        fixed_(fixed),
+        ledger_(new PageLedger(queue_->memory(owner, KVP_PURPOSE_KV, static_cast<uint64_t>(layout.data_bytes())))) {}
+  ~DevicePages() override {
+    give_back(0);
+    ledger_->drop();
+  }
+
+  void ensure(int64_t n) override;
+  DeviceQueue* queue() const noexcept override { return queue_.get(); }
+  bool gives_back() const noexcept override { return !fixed_; }
+  void trim(int64_t keep) noexcept override { give_back(keep); }
+  int64_t held_pages() const noexcept override { return ledger_->pages(); }
+  void add_memory(int64_t used, kvp_memory& memory) const noexcept override;
+  Page* adopt(const PageStore& from, Page* page) override;
+  bool adopts_by_copy() const noexcept override { return fixed_; }
+
+ private:
+  void give_back(int64_t keep) noexcept;
+
+  const std::shared_ptr<DeviceQueue> queue_;
+  const bool fixed_;
   PageLedger* ledger_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors of the ABI: names and sizes of types, making dense ones, checking what a caller passed. CPU only.
+// Tensors of the ABI: names and sizes of types, making dense ones, checking what a caller passed.
 #pragma once
 
 #include <kvplug/sdk/status.h>
@@ -62,14 +62,16 @@ inline std::byte* at(const kvp_tensor& t, int64_t i0, int64_t i1 = 0, int64_t i2
   return static_cast<std::byte*>(t.data) + offset * element_bytes(dtype_of(t));
 }
 
-// Throws INVALID_ARGUMENT, naming the tensor, unless it lies on the CPU with this type, this shape (-1: any) and last
-// stride 1.
+// Throws INVALID_ARGUMENT, naming the tensor, unless it lies on the device with this type, this shape (-1: any) and
+// last stride 1.
 template <size_t N>
-void check_tensor(const char* name, const kvp_tensor* t, kvp_dtype dtype, const int64_t (&shape)[N]) {
+void check_tensor(const char* name, const kvp_tensor* t, kvp_dtype dtype, const int64_t (&shape)[N],
+                  int32_t device = KVP_DEVICE_CPU) {
   const auto n = static_cast<int32_t>(N);
   if (t == nullptr) fail(KVP_INVALID_ARGUMENT, name, " is missing");
-  if (t->device_type != KVP_DEVICE_CPU) {
-    fail(KVP_INVALID_ARGUMENT, name, " lies on a device of type ", t->device_type, "; expected the CPU");
+  if (t->device_type != device) {
+    fail(KVP_INVALID_ARGUMENT, name, " lies on a device of type ", t->device_type, "; expected ",
+         device == KVP_DEVICE_CPU ? "the CPU" : "type " + std::to_string(device));
   }
   bool same = t->ndim == n;
   bool zero = false;
@@ -93,7 +95,8 @@ void check_tensor(const char* name, const kvp_tensor* t, kvp_dtype dtype, const 
 
 // `t` seen as [shape], stride 0 where it is broadcast; axes are matched from the last. Throws INVALID_ARGUMENT.
 template <size_t N>
-kvp_tensor broadcast(const char* name, const kvp_tensor& t, kvp_dtype dtype, const int64_t (&shape)[N]) {
+kvp_tensor broadcast(const char* name, const kvp_tensor& t, kvp_dtype dtype, const int64_t (&shape)[N],
+                     int32_t device = KVP_DEVICE_CPU) {
   const auto n = static_cast<int32_t>(N);
   bool fits = t.ndim >= 0 && t.ndim <= n;
   kvp_tensor out = t;
@@ -110,8 +113,9 @@ kvp_tensor broadcast(const char* name, const kvp_tensor& t, kvp_dtype dtype, con
     fail(KVP_INVALID_ARGUMENT, name, " has shape ", shape_text(t.shape, shown), "; expected one that broadcasts to ",
          shape_text(shape, n));
   }
-  if (t.device_type != KVP_DEVICE_CPU || !same_dtype(dtype_of(t), dtype)) {
-    fail(KVP_INVALID_ARGUMENT, name, " must be ", name_of(dtype), " on the CPU");
+  if (t.device_type != device || !same_dtype(dtype_of(t), dtype)) {
+    fail(KVP_INVALID_ARGUMENT, name, " must be ", name_of(dtype), " on ",
+         device == KVP_DEVICE_CPU ? "the CPU" : "a device of type " + std::to_string(device));
   }
   return out;
 }
