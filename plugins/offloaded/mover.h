@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Brings layers from a slow tier into memory and back, on a thread of its own. Two slots of memory hold one layer each:
+// Brings layers from a slow tier to where they are computed with, and back. Two slots of memory hold one layer each:
 // the one being computed with and the next one, on its way. What was written into a layer goes back in the order of
-// things: a slot is loaded anew only behind its own writes.
+// things: a slot is loaded anew only behind its own writes. How bytes move is said by FileMover and DeviceMover.
 //
 // All calls come from the instance's thread. A load that fails is an IO error of enter(), and can be tried again; a
 // write that fails loses data, so every later call answers DEVICE until forget().
@@ -9,15 +9,7 @@
 
 #include <kvplug/sdk/host.h>
 
-#include <condition_variable>
-#include <deque>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <thread>
 #include <vector>
-
-#include "tier.h"
 
 namespace kvplug::offloaded {
 
@@ -38,77 +30,79 @@ class MovedLayer {
 
 class Mover {
  public:
-  Mover(std::unique_ptr<Tier> tier, uint64_t owner);
-  ~Mover();
+  virtual ~Mover() = default;
   Mover(const Mover&) = delete;
   Mover& operator=(const Mover&) = delete;
 
   // Layers in the order in which steps come to them. Before the first call of any other kind.
-  void add(MovedLayer* layer);
+  void add(MovedLayer* layer) {
+    layers_.push_back(layer);
+    room_.push_back(0);
+  }
   // Room for `bytes` of layer `index` in the tier and in the slots; not between enter and leave.
   void grow(size_t index, int64_t bytes);
-  // Waits for the layer, and has the next one fetched.
+  // Has the layer at hand for what comes next, and the next one fetched.
   void enter(size_t index);
   void leave(size_t index) noexcept;
   // A hint: the layer will be entered soon.
   void prefetch(size_t index);
-  // Waits until the tier holds everything.
-  void flush();
+  // The tier will hold everything for whoever asks from now on.
+  virtual void flush() = 0;
   // What the slots hold is no longer wanted.
   void forget();
-  // Copies a span of a layer of `from`, which has been flushed.
-  void copy(size_t index, const Span& to, const Mover& from, size_t from_index, int64_t from_at);
+  // Copies a span of a layer of `from`, a mover of the same class that has been flushed.
+  virtual void copy(size_t index, const Span& to, const Mover& from, size_t from_index, int64_t from_at) = 0;
 
-  int64_t slot_bytes() const noexcept { return static_cast<int64_t>(slots_[0].memory.bytes()); }
   int64_t resident_bytes() const noexcept {
     return static_cast<int64_t>(slots_[0].memory.bytes() + slots_[1].memory.bytes());
   }
   struct Counts {
     uint64_t prefetch_hits = 0, prefetch_stalls = 0, bytes_read = 0, bytes_written = 0;
   };
-  Counts counts() const;
+  virtual Counts counts() const { return counts_; }
 
- private:
+ protected:
   static constexpr size_t kNone = SIZE_MAX;
   struct Slot {
     sdk::Block memory;
     size_t layer = kNone;
-    uint64_t loaded = 0, last = 0;  // numbers of the job that loads it and of its last job
-    Spans reads, writes;            // of the jobs under way
-    std::string error;              // of its last load; guarded by mutex_
-  };
-  struct Job {
-    Slot* slot;
-    size_t layer;
-    bool write;
+    Spans reads, writes;  // of what is under way
   };
 
-  void load(Slot& slot, size_t index);
-  void post(const Job& job);
-  void wait_for(uint64_t job) const;
-  void check_whole() const;
-  void drain() const;
+  Mover() = default;
+  Slot* slot(size_t number) noexcept { return &slots_[number]; }
+  size_t number(const Slot& slot) const noexcept { return &slot == &slots_[0] ? 0 : 1; }
+
+  // Fails if an earlier write did.
+  virtual void check_whole() {}
+  // The loads of the slot no longer read its `reads`.
+  virtual void settle(Slot&) {}
+  // Begins to load what `reads` names, or to write what `writes` names, behind what is under way in the slot.
+  virtual void load(Slot& slot) = 0;
+  virtual void store(Slot& slot) noexcept = 0;
+  // The slot may be computed with. True if it was not ready; throws IO if its load failed.
+  virtual bool await(Slot& slot) = 0;
+  virtual void grow_tier(size_t index, int64_t bytes) = 0;
+  virtual void shrink_tier(size_t, int64_t) noexcept {}  // back to `bytes`, after a failure
+  virtual kvp_mem slot_memory(int64_t bytes) const = 0;
+  // Before slots are given back, with everything under way in them, and after new ones are there.
+  virtual void retire() = 0;
+  virtual void renew() {}
+  virtual void forget_failures() {}
+
+  Counts counts_;
+
+ private:
   void ensure_slots(int64_t bytes);
-  void work();
+  void fetch(Slot& slot, size_t index);
   Slot* find(size_t index) noexcept;
   Slot& other(const Slot& slot) noexcept { return &slot == &slots_[0] ? slots_[1] : slots_[0]; }
 
-  std::unique_ptr<Tier> tier_;
-  const uint64_t owner_;
   std::vector<MovedLayer*> layers_;
+  std::vector<int64_t> room_;  // bytes of the layers in the tier
   Slot slots_[2];
   int64_t needed_ = 0;         // bytes of a slot
   Slot* newest_ = &slots_[1];  // entered last
-  Counts counts_;              // hits and stalls; the bytes are the worker's
-
-  mutable std::mutex mutex_;
-  mutable std::condition_variable changed_;
-  std::deque<Job> jobs_;
-  uint64_t posted_ = 0, done_ = 0;
-  uint64_t bytes_read_ = 0, bytes_written_ = 0;
-  std::string lost_;  // why a write failed
-  bool stop_ = false;
-  std::thread worker_;
 };
 
 }  // namespace kvplug::offloaded

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // A paged cache whose K/V lie in a slower tier, but for the layer being computed with and the next one, which is
-// fetched meanwhile. Sliding and chunked layers stay in memory under offload_only_non_sliding, cross attention always
-// does; without a disk_path everything does.
+// fetched meanwhile. On a device the tier is pinned host memory, on the CPU files under disk_path; without one K/V stay
+// in memory. Sliding and chunked layers stay under offload_only_non_sliding, cross attention always does.
 #pragma once
 
 #include <kvplug/sdk/paged_cache.h>
 
+#include "device_mover.h"
+#include "file_mover.h"
 #include "swapped_pages.h"
 
 namespace kvplug::offloaded {
@@ -34,9 +36,9 @@ class OffloadedCache final : public sdk::PagedCache {
   }
 
   explicit OffloadedCache(const kvp_cache_create& create);
-  std::unique_ptr<OffloadedCache> clone(const kvp_call&, uint64_t owner) const {
+  std::unique_ptr<OffloadedCache> clone(const kvp_call& call, uint64_t owner) const {
     if (mover_) mover_->flush();
-    return std::unique_ptr<OffloadedCache>(new OffloadedCache(*this, owner));
+    return std::unique_ptr<OffloadedCache>(new OffloadedCache(*this, Parts(form_, owner, call.stream), owner));
   }
 
   void begin_step(const kvp_call&) { fetch_first(); }
@@ -48,34 +50,41 @@ class OffloadedCache final : public sdk::PagedCache {
   struct Form {
     explicit Form(const kvp_cache_create& create);
     bool moves(const Spec& spec) const noexcept {
-      return !disk_path.empty() && spec.kind != KVP_LAYER_CROSS && !(only_non_sliding && spec.window > 0);
+      return (plan.on_device() || !disk_path.empty()) && spec.kind != KVP_LAYER_CROSS &&
+             !(only_non_sliding && spec.window > 0);
     }
     size_t moved() const noexcept {
       return static_cast<size_t>(
           std::count_if(plan.specs.begin(), plan.specs.end(), [&](const Spec& spec) { return moves(spec); }));
     }
+    int32_t slow_tier() const noexcept { return plan.on_device() ? KVP_TIER_PINNED : KVP_TIER_FILE; }
     Plan plan;
     std::string disk_path;
     bool only_non_sliding;
   };
+  // What an instance is made of.
+  struct Parts {
+    Parts(const Form& form, uint64_t owner, void* stream);
+    std::shared_ptr<sdk::DeviceQueue> queue;  // on a device
+    std::unique_ptr<Mover> mover;             // where a layer moves
+    Stores stores;
+  };
 
-  OffloadedCache(Form form, std::unique_ptr<Mover> mover, uint64_t owner)
-      : PagedCache(form.plan, stores(form, mover.get(), owner), owner),
+  OffloadedCache(Form form, Parts parts, uint64_t owner)
+      : PagedCache(form.plan, std::move(parts.stores), owner),
         form_(std::move(form)),
-        mover_(std::move(mover)) {
+        queue_(std::move(parts.queue)),
+        mover_(std::move(parts.mover)) {
     number_layers();
   }
-  OffloadedCache(const OffloadedCache& other, std::unique_ptr<Mover> mover, uint64_t owner)
-      : PagedCache(other, stores(other.form_, mover.get(), owner), owner),
+  OffloadedCache(const OffloadedCache& other, Parts parts, uint64_t owner)
+      : PagedCache(other, std::move(parts.stores), owner),
         form_(other.form_),
-        mover_(std::move(mover)) {
+        queue_(std::move(parts.queue)),
+        mover_(std::move(parts.mover)) {
     number_layers();
   }
-  OffloadedCache(const OffloadedCache& other, uint64_t owner)
-      : OffloadedCache(other, mover_for(other.form_, owner), owner) {}
 
-  static std::unique_ptr<Mover> mover_for(const Form& form, uint64_t owner);
-  static Stores stores(const Form& form, Mover* mover, uint64_t owner);
   void number_layers();
   void fetch_first() {
     if (mover_) mover_->prefetch(0);
@@ -95,15 +104,20 @@ class OffloadedCache final : public sdk::PagedCache {
 
   static constexpr size_t kStays = SIZE_MAX;
   Form form_;
+  const std::shared_ptr<sdk::DeviceQueue> queue_;
   std::unique_ptr<Mover> mover_;
   std::vector<size_t> moved_;  // of each layer: its number at the mover
 };
 
 template <const Choice& kChoice>
-OffloadedCache<kChoice>::Form::Form(const kvp_cache_create& create) : plan(create, kChoice.word, kChoice.fixed) {
+OffloadedCache<kChoice>::Form::Form(const kvp_cache_create& create) : plan(create, kChoice.word, kChoice.fixed, true) {
   const sdk::Options options(create.options, create.n_options, {"disk_path", "offload_only_non_sliding"});
   disk_path = options.text("disk_path", "");
   only_non_sliding = options.boolean("offload_only_non_sliding", kChoice.offload_only_non_sliding);
+  if (plan.on_device() && !disk_path.empty()) {
+    sdk::fail(KVP_UNSUPPORTED, kChoice.word, " on a device keeps K/V in host memory, not in files: leave disk_path '",
+              disk_path, "' out, or compute on the CPU");
+  }
 }
 
 template <const Choice& kChoice>
@@ -113,38 +127,45 @@ void OffloadedCache<kChoice>::plan(const kvp_cache_create& create, int64_t batch
   all.check_plan(tokens);
   if (batch == 0 || tokens == 0) return;
   all.add_books(batch, tokens, out);
-  int64_t slot = 0, moved = 0, stay = 0, file = 0, records = 0, file_used = 0;
+  int64_t slot = 0, moved = 0, stay = 0, slow = 0, records = 0, slow_used = 0;
   for (const Spec& spec : all.specs) {
     const int64_t pages = batch * all.pages(spec, tokens);
     if (form.moves(spec)) {
       ++moved;
       slot = std::max(slot, pages * spec.layout.data_bytes());
-      file += pages * spec.layout.data_bytes();
-      file_used += batch * std::min(tokens, all.kept(spec)) * spec.layout.token_bytes();
+      slow += pages * spec.layout.data_bytes();
+      slow_used += batch * std::min(tokens, all.kept(spec)) * spec.layout.token_bytes();
       records += SwappedPages::record_bytes(pages);
+    } else if (all.on_device()) {
+      stay += pages * spec.layout.data_bytes();
+      records += pages * sdk::DevicePages::kHead;
     } else {
       stay += pages * sdk::HeapPages::page_bytes(spec.layout);
     }
   }
   const int64_t slots = std::min<int64_t>(moved, 2) * slot;
   const auto add = [](uint64_t& to, int64_t bytes) { to += static_cast<uint64_t>(bytes); };
-  add(out.reserved[KVP_TIER_HOST][KVP_PURPOSE_KV], stay + slots);
-  add(out.used[KVP_TIER_HOST][KVP_PURPOSE_KV], static_cast<int64_t>(out.unquantized) - file_used + slots);
+  const int32_t fast = all.tier(), tier = form.slow_tier();
+  add(out.reserved[fast][KVP_PURPOSE_KV], stay + slots);
+  add(out.used[fast][KVP_PURPOSE_KV], static_cast<int64_t>(out.unquantized) - slow_used + slots);
   add(out.reserved[KVP_TIER_HOST][KVP_PURPOSE_OTHER], records);
   add(out.used[KVP_TIER_HOST][KVP_PURPOSE_OTHER], records);
-  add(out.peak[KVP_TIER_HOST], stay + slots + records);
-  add(out.reserved[KVP_TIER_FILE][KVP_PURPOSE_KV], file);
-  add(out.used[KVP_TIER_FILE][KVP_PURPOSE_KV], file_used);
-  add(out.peak[KVP_TIER_FILE], file);
+  add(out.peak[fast], stay + slots);
+  add(out.peak[KVP_TIER_HOST], records);
+  add(out.reserved[tier][KVP_PURPOSE_KV], slow);
+  add(out.used[tier][KVP_PURPOSE_KV], slow_used);
+  add(out.peak[tier], slow);
 }
 
 template <const Choice& kChoice>
 OffloadedCache<kChoice>::OffloadedCache(const kvp_cache_create& create)
-    : OffloadedCache(Form(create), mover_for(Form(create), create.owner), create.owner) {
+    : OffloadedCache(Form(create), Parts(Form(create), create.owner, nullptr), create.owner) {
   const auto say = [](std::string_view text) {
     sdk::host()->log(sdk::host()->ctx, 1, kChoice.word, text.data(), text.size());
   };
-  if (form_.disk_path.empty()) {
+  if (form_.plan.on_device()) {
+    if (!mover_) say("no layer is to be offloaded: K/V stay in device memory");
+  } else if (form_.disk_path.empty()) {
     say("no accelerator and no disk_path: host memory is the slowest tier there is, K/V stay in it");
   } else if (!mover_) {
     say("no layer is to be offloaded: K/V stay in host memory");
@@ -152,25 +173,26 @@ OffloadedCache<kChoice>::OffloadedCache(const kvp_cache_create& create)
 }
 
 template <const Choice& kChoice>
-std::unique_ptr<Mover> OffloadedCache<kChoice>::mover_for(const Form& form, uint64_t owner) {
-  if (form.moved() == 0) return nullptr;
-  return std::make_unique<Mover>(kChoice.open_tier(form.disk_path, form.moved()), owner);
-}
-
-template <const Choice& kChoice>
-sdk::PagedCache::Stores OffloadedCache<kChoice>::stores(const Form& form, Mover* mover, uint64_t owner) {
-  Stores out;
+OffloadedCache<kChoice>::Parts::Parts(const Form& form, uint64_t owner, void* stream) {
+  if (form.plan.on_device()) queue = form.plan.make_queue(stream);
+  if (form.moved() > 0 && queue) {
+    mover = std::make_unique<DeviceMover>(queue, form.moved(), owner);
+  } else if (form.moved() > 0) {
+    mover = std::make_unique<FileMover>(kChoice.open_tier(form.disk_path, form.moved()), owner);
+  }
   size_t moved = 0;
   for (const Spec& spec : form.plan.specs) {
     if (form.moves(spec)) {
-      out.push_back(std::make_unique<SwappedPages>(spec.layout, *mover, moved++, owner));
+      stores.push_back(
+          std::make_unique<SwappedPages>(spec.layout, *mover, moved++, owner, form.slow_tier(), queue.get()));
+    } else if (queue) {
+      stores.push_back(std::make_unique<sdk::DevicePages>(spec.layout, owner, queue, kChoice.fixed));
     } else if (kChoice.fixed) {
-      out.push_back(std::make_unique<sdk::SlabPages>(spec.layout, owner));
+      stores.push_back(std::make_unique<sdk::SlabPages>(spec.layout, owner));
     } else {
-      out.push_back(std::make_unique<sdk::HeapPages>(spec.layout, owner));
+      stores.push_back(std::make_unique<sdk::HeapPages>(spec.layout, owner));
     }
   }
-  return out;
 }
 
 template <const Choice& kChoice>
@@ -200,8 +222,8 @@ void OffloadedCache<kChoice>::add_counters(std::vector<kvp_counter>& out) const 
 template <const Choice& kChoice>
 void OffloadedCache<kChoice>::add_memory(kvp_memory& out) const noexcept {
   const auto bytes = static_cast<uint64_t>(mover_ ? mover_->resident_bytes() : 0);
-  out.reserved[KVP_TIER_HOST][KVP_PURPOSE_KV] += bytes;
-  out.used[KVP_TIER_HOST][KVP_PURPOSE_KV] += bytes;
+  out.reserved[form_.plan.tier()][KVP_PURPOSE_KV] += bytes;
+  out.used[form_.plan.tier()][KVP_PURPOSE_KV] += bytes;
 }
 
 }  // namespace kvplug::offloaded

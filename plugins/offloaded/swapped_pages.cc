@@ -7,12 +7,12 @@ void SwappedPages::ensure(int64_t n) {
   const int64_t missing = n - free_pages();
   if (missing <= 0) return;
   const int64_t total = pages_ + missing;
-  mover_.grow(index_, total * layout().data_bytes());
   const size_t before = records_.size();
   try {
     while (static_cast<int64_t>(records_.size()) * kRecords < total) {
       records_.emplace_back(sdk::host_memory(owner_, KVP_PURPOSE_OTHER, static_cast<uint64_t>(record_bytes(kRecords))));
     }
+    mover_.grow(index_, total * layout().data_bytes());
   } catch (...) {
     records_.resize(before);
     throw;
@@ -25,8 +25,8 @@ void SwappedPages::ensure(int64_t n) {
 }
 
 void SwappedPages::add_memory(int64_t used, kvp_memory& memory) const noexcept {
-  memory.used[KVP_TIER_FILE][KVP_PURPOSE_KV] += static_cast<uint64_t>(used);
-  memory.reserved[KVP_TIER_FILE][KVP_PURPOSE_KV] += static_cast<uint64_t>(pages_ * layout().data_bytes());
+  memory.used[tier_][KVP_PURPOSE_KV] += static_cast<uint64_t>(used);
+  memory.reserved[tier_][KVP_PURPOSE_KV] += static_cast<uint64_t>(pages_ * layout().data_bytes());
   const auto records = static_cast<uint64_t>(record_bytes(pages_));
   memory.used[KVP_TIER_HOST][KVP_PURPOSE_OTHER] += records;
   memory.reserved[KVP_TIER_HOST][KVP_PURPOSE_OTHER] += records;

@@ -17,12 +17,15 @@ class SwappedPages final : public sdk::PageStore, public MovedLayer {
     return (pages + kRecords - 1) / kRecords * kRecords * static_cast<int64_t>(sizeof(sdk::Page));
   }
 
-  SwappedPages(const sdk::PageLayout& layout, Mover& mover, size_t index, uint64_t owner)
-      : PageStore(layout), mover_(mover), index_(index), owner_(owner) {
+  // tier: the slow one. queue: of a device on which the slots are; NULL: in host memory.
+  SwappedPages(const sdk::PageLayout& layout, Mover& mover, size_t index, uint64_t owner, int32_t tier,
+               sdk::DeviceQueue* queue)
+      : PageStore(layout), mover_(mover), index_(index), owner_(owner), tier_(tier), queue_(queue) {
     mover.add(this);
   }
 
   void ensure(int64_t n) override;
+  sdk::DeviceQueue* queue() const noexcept override { return queue_; }
   int64_t held_pages() const noexcept override { return pages_; }
   void add_memory(int64_t used, kvp_memory& memory) const noexcept override;
   sdk::Page* adopt(const PageStore& from, sdk::Page* page) override;
@@ -41,6 +44,8 @@ class SwappedPages final : public sdk::PageStore, public MovedLayer {
   Mover& mover_;
   const size_t index_;
   const uint64_t owner_;
+  const int32_t tier_;
+  sdk::DeviceQueue* const queue_;
   std::vector<sdk::Block> records_;
   int64_t pages_ = 0;
 };

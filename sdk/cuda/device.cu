@@ -139,6 +139,40 @@ class CudaDevice final : public Device {
     return static_cast<size_t>(s.batch * s.q_heads * kMaxParts * (s.value_dim + 2)) * sizeof(float);
   }
 
+  int make_stream(int device, void** out) const override {
+    const Current current(device);
+    return stream_create(out);
+  }
+  void drop_stream(int device, void* stream) const override {
+    const Current current(device);
+    stream_destroy(stream);
+  }
+  int make_event(int device, void** out) const override {
+    const Current current(device);
+    return event_create(out);
+  }
+  void drop_event(int device, void* event) const override {
+    const Current current(device);
+    event_destroy(event);
+  }
+  int record(int device, void* stream, void* event) const override {
+    const Current current(device);
+    return event_record(stream, event);
+  }
+  int wait(int device, void* stream, void* event) const override {
+    const Current current(device);
+    return event_wait(stream, event);
+  }
+  int move(int device, void* stream, void* to, const void* from, size_t bytes) const override {
+    if (bytes == 0) return 0;
+    const Current current(device);
+    return move_bytes(stream, to, from, bytes);
+  }
+  int synchronize(int device, void* stream) const override {
+    const Current current(device);
+    return stream_synchronize(stream);
+  }
+
   const char* error_text(int error) const override { return error_name(error); }
 
  private:

@@ -78,6 +78,32 @@ inline int copy_bytes(void* stream, void* to, const void* from, size_t bytes, si
   return cudaMemcpy2DAsync(to, pitch, from, pitch, bytes, rows, cudaMemcpyDeviceToDevice,
                            static_cast<cudaStream_t>(stream));
 }
+inline int move_bytes(void* stream, void* to, const void* from, size_t bytes) {
+  return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream));
+}
+
+// Without the implicit order that the default stream has with others.
+inline int stream_create(void** out) {
+  cudaStream_t stream = nullptr;
+  const cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  *out = stream;
+  return error;
+}
+inline void stream_destroy(void* stream) { cudaStreamDestroy(static_cast<cudaStream_t>(stream)); }
+inline int stream_synchronize(void* stream) { return cudaStreamSynchronize(static_cast<cudaStream_t>(stream)); }
+inline int event_create(void** out) {
+  cudaEvent_t event = nullptr;
+  const cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+  *out = event;
+  return error;
+}
+inline void event_destroy(void* event) { cudaEventDestroy(static_cast<cudaEvent_t>(event)); }
+inline int event_record(void* stream, void* event) {
+  return cudaEventRecord(static_cast<cudaEvent_t>(event), static_cast<cudaStream_t>(stream));
+}
+inline int event_wait(void* stream, void* event) {
+  return cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event), 0);
+}
 inline const char* error_name(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
 
 }  // namespace kvplug::sdk::cuda

@@ -733,7 +733,7 @@ void PagedCache::memory(int32_t layer, kvp_memory& out) const {
   reserved[KVP_PURPOSE_OTHER] += unsigned_of(tables);
   used[KVP_PURPOSE_OTHER] = reserved[KVP_PURPOSE_OTHER];
   out.unquantized = unsigned_of(stored);
-  for (int32_t tier : {int32_t{KVP_TIER_DEVICE}, int32_t{KVP_TIER_HOST}}) {
+  for (int32_t tier : kMemoryTiers) {
     // A copy was made with what its kind adds.
     out.peak[tier] = unsigned_of(std::max(peak_[tier], held_bytes(tier)));
     if (layer != -1) out.peak[tier] = out.reserved[tier][KVP_PURPOSE_KV] + out.reserved[tier][KVP_PURPOSE_OTHER];

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs kernels of sdk/cuda on the CPU, for tests: what launch.h takes from CUDA elsewhere. Blocks run one after the
 // other; the threads of a block are fibers that change at barriers, in an order that a test can reverse (a kernel that
-// lacks a barrier gives other results then). Device memory is host memory, a stream is nothing: work is done when
-// launch() returns. Shared memory starts as NaN. A thread that misses a barrier which others wait at ends the program.
+// lacks a barrier gives other results then). Device memory is host memory. Work on a caller's stream is done when
+// launch() returns; that on a stream made here waits until somebody waits for it, or for a throw of the dice (see
+// emulated_streams.h). Shared memory starts as NaN. A thread that misses a barrier which others wait at ends the
+// program.
 #pragma once
 
 #include <ucontext.h>
@@ -15,6 +17,8 @@
 #include <functional>
 #include <memory>
 #include <vector>
+
+#include "emulated_streams.h"
 
 #if defined(__SANITIZE_THREAD__)
 #include <sanitizer/tsan_interface.h>
@@ -210,6 +214,32 @@ inline int copy_bytes(void*, void* to, const void* from, size_t bytes, size_t pi
   for (size_t i = 0; i < rows; ++i) {
     std::memcpy(static_cast<char*>(to) + i * pitch, static_cast<const char*>(from) + i * pitch, bytes);
   }
+  return 0;
+}
+inline int move_bytes(void* stream, void* to, const void* from, size_t bytes) {
+  Streams::get().queue(stream, [=] { std::memcpy(to, from, bytes); });
+  return 0;
+}
+inline int stream_create(void** out) {
+  *out = Streams::get().make_stream();
+  return 0;
+}
+inline void stream_destroy(void* stream) { Streams::get().drop_stream(stream); }
+inline int stream_synchronize(void* stream) {
+  Streams::get().synchronize(stream);
+  return 0;
+}
+inline int event_create(void** out) {
+  *out = new Streams::Event();
+  return 0;
+}
+inline void event_destroy(void* event) { delete static_cast<Streams::Event*>(event); }
+inline int event_record(void* stream, void* event) {
+  Streams::get().record(stream, static_cast<Streams::Event*>(event));
+  return 0;
+}
+inline int event_wait(void* stream, void* event) {
+  Streams::get().wait(stream, *static_cast<const Streams::Event*>(event));
   return 0;
 }
 inline const char* error_name(int) { return "an error of the emulator"; }

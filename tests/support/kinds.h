@@ -25,11 +25,9 @@ struct Kind {
 };
 
 constexpr Kind kKinds[] = {
-    {"dynamic", "dynamic.so", false, false},
-    {"static", "static.so", true, false},
+    {"dynamic", "dynamic.so", false, false},           {"static", "static.so", true, false},
+    {"offloaded", "offloaded.so", false, true},        {"offloaded_static", "offloaded.so", true, true},
 #if KVPLUG_TEST_DEVICE == KVP_DEVICE_CPU
-    {"offloaded", "offloaded.so", false, true},
-    {"offloaded_static", "offloaded.so", true, true},
     {"quantized", "quantized.so", false, false, true},
 #endif
 };
@@ -105,15 +103,15 @@ struct KindArgs : CreateArgs {
       quantized.integer("residual_length", 4);
       quantized.give(create);
     }
-    if (disk_path.empty()) return;
-    options[0].key = "disk_path";
-    options[0].type = KVP_OPTION_TEXT;
-    options[0].text = disk_path.c_str();
-    options[1].key = "offload_only_non_sliding";
-    options[1].type = KVP_OPTION_BOOLEAN;
-    options[1].integer = only_non_sliding ? 1 : 0;
+    if (!kind.offloaded || (disk_path.empty() && create.device_type == KVP_DEVICE_CPU)) return;
+    options[0].key = "offload_only_non_sliding";
+    options[0].type = KVP_OPTION_BOOLEAN;
+    options[0].integer = only_non_sliding ? 1 : 0;
+    options[1].key = "disk_path";
+    options[1].type = KVP_OPTION_TEXT;
+    options[1].text = disk_path.c_str();
     create.options = options;
-    create.n_options = 2;
+    create.n_options = disk_path.empty() ? 1 : 2;
   }
 };
 

@@ -59,6 +59,20 @@ class Device {
   virtual int clock_append(int device, void* stream, const DeviceRow* rows, const KvBlock* blocks, const kvp_tensor& k,
                            const kvp_tensor& v) const = 0;
   virtual size_t attend_scratch_bytes(const AttendShape& shape) const = 0;
+
+  // For data that move while others are computed with: streams beside those of calls, events that order streams, and
+  // copies between device memory and pinned host memory.
+  virtual int make_stream(int device, void** out) const = 0;
+  virtual void drop_stream(int device, void* stream) const = 0;
+  virtual int make_event(int device, void** out) const = 0;
+  virtual void drop_event(int device, void* event) const = 0;
+  // The event stands for all that has been queued on the stream so far, no longer for what it stood for before.
+  virtual int record(int device, void* stream, void* event) const = 0;
+  // What is queued on the stream from now on comes behind what the event stands for.
+  virtual int wait(int device, void* stream, void* event) const = 0;
+  virtual int move(int device, void* stream, void* to, const void* from, size_t bytes) const = 0;
+  // The one function that waits for the device: for all that is queued on the stream.
+  virtual int synchronize(int device, void* stream) const = 0;
   virtual const char* error_text(int error) const = 0;
 };
 
@@ -87,10 +101,11 @@ class DeviceQueue {
     const int error = std::exchange(error_, 0);
     if (error != 0) fail(KVP_DEVICE, "device ", id_, " reported error ", error, ": ", device_.error_text(error));
   }
-  kvp_mem memory(uint64_t owner, int32_t purpose, uint64_t bytes) const noexcept {
+  // Device memory, or pinned host memory that it reaches.
+  kvp_mem memory(uint64_t owner, int32_t purpose, uint64_t bytes, int32_t tier = KVP_TIER_DEVICE) const noexcept {
     kvp_mem mem = host_memory(owner, purpose, bytes);
     mem.align = 256;
-    mem.tier = KVP_TIER_DEVICE;
+    mem.tier = tier;
     mem.device_type = type_;
     mem.device_id = id_;
     mem.stream = stream_;

@@ -100,6 +100,7 @@ class PagedCache {
   PagedLayer& layer(size_t i) const noexcept { return *layers_[i]; }
 
  private:
+  static constexpr int32_t kMemoryTiers[] = {KVP_TIER_DEVICE, KVP_TIER_PINNED, KVP_TIER_HOST};
   struct Counts {
     uint64_t fused_attend_calls = 0, view_updates = 0, bytes_copied_on_write = 0, allocations = 0;
   };
@@ -112,8 +113,7 @@ class PagedCache {
   // Bytes held now in a tier.
   int64_t held_bytes(int32_t tier) const noexcept;
   void note_peak() noexcept {
-    for (int32_t tier : {int32_t{KVP_TIER_DEVICE}, int32_t{KVP_TIER_HOST}})
-      peak_[tier] = std::max(peak_[tier], held_bytes(tier));
+    for (int32_t tier : kMemoryTiers) peak_[tier] = std::max(peak_[tier], held_bytes(tier));
   }
   // Memory beside the pages, where the cache attends.
   Block working_block(int32_t purpose, int64_t bytes) const;
