@@ -34,6 +34,7 @@ model::LoadOptions load_options(const config::Run& run, const model::Description
   options.dtype = report::compute_dtype(run, model);
   options.threads = run.run.threads;
   options.mmap = run.model.mmap;
+  options.device = run.model.device == "auto" ? "cpu" : run.model.device;
   options.deterministic = run.run.deterministic;
   return options;
 }
@@ -54,6 +55,7 @@ std::shared_ptr<ModelState> load_model(const std::shared_ptr<HostState>& host, E
   const config::Run& run = effective.run;
   model::Module& module = model_library();
   module.set_threads(run.run.threads);
+  module.open(load_options(run, *effective.model).device);
   if (host->own_parallel) host->services.set_parallel(module.parallel());
   auto out = std::make_shared<ModelState>();
   out->host = host;
@@ -61,6 +63,9 @@ std::shared_ptr<ModelState> load_model(const std::shared_ptr<HostState>& host, E
   out->chat = std::move(text.chat);
   out->executor =
       reading_model([&] { return module.load(*effective.model, load_options(run, *effective.model), progress); });
+  if (out->executor->options().device != "cpu") {
+    Accounts::get().set_device_allocator(module.device_allocator());
+  }
   out->layers = effective.model->cache_layers();
   out->config = std::move(effective.config);
   return out;

@@ -140,6 +140,7 @@ std::string explain_text(const nlohmann::json& explain) {
                   value_text(model["path"]), value_text(model["architecture"]), model["layers"].dump(),
                   model["parameters"].dump(), value_text(model["dtype"]), value_text(model["checkpoint_dtype"]));
   const auto& cache = explain["cache"];
+  const auto& executor = explain["executor"];
   if (cache["implementation"].is_null()) {
     out += "cache     none (use_cache = false)\n";
   } else {
@@ -150,13 +151,17 @@ std::string explain_text(const nlohmann::json& explain) {
     out += layers_text(cache["layers"]);
     for (const auto& advice : cache["advice"]) out += "advice: " + value_text(advice) + "\n";
     const auto& prepared = cache["prepared_step"];
-    out += "prepared step: " + (prepared["used"].get<bool>() ? "yes" : "no (" + value_text(prepared["reason"]) + ")") +
-           "\n";
+    const auto answer = [](const nlohmann::json& step) {
+      return step["used"].get<bool>() ? "yes" : "no (" + value_text(step["reason"]) + ")";
+    };
+    out += "prepared step: " + answer(prepared) + "\n";
+    if (executor.contains("device")) out += "captured step: " + answer(cache["captured_step"]) + "\n";
   }
   out += fmt::format("stop ids  {}\n", list_text(model["eos_token_id"]));
-  const auto& executor = explain["executor"];
   if (executor.contains("error")) {
     out += "products  unknown: " + value_text(executor["error"]) + "\n";
+  } else if (executor.contains("device")) {
+    out += "products  LibTorch's, on " + value_text(executor["device"]) + "\n";
   } else {
     out += fmt::format("products  {} threads, deterministic: {}\n", executor["threads"].dump(),
                        executor["deterministic"].dump());

@@ -103,8 +103,12 @@ class Checker {
     const std::string text = string(node, "a word");
     const std::vector<std::string> words = split_words(key_.words);
     if (std::find(words.begin(), words.end(), text) != words.end()) return text;
-    if (key_.path == "model.device" && text.starts_with("cuda"))
-      fail("\"" + text + "\" is not part of this release", "this release computes on the CPU: cpu or auto");
+    if (key_.path == "model.device" && text.starts_with("cuda:")) {
+      const std::string number = text.substr(5);
+      const bool digits = !number.empty() && number.find_first_not_of("0123456789") == std::string::npos;
+      if (digits && number.size() < 3) return text;
+      fail("\"" + text + "\" names no device", "cuda:N, with N from 0 to 99, is one of several: cuda:0");
+    }
     const std::string near = text.size() > 80 ? "" : did_you_mean(text, words);
     fail(text.size() > 80 ? describe(node) + " is not one of the allowed words"
                           : "\"" + text + "\" is not one of the allowed words",

@@ -46,7 +46,7 @@ struct ModelSection {
   std::string path;        // absolute, empty when the file names no model
   std::string path_given;  // as written, for messages (a hub id is recognised by it)
   std::string dtype;       // auto | float32 | bfloat16 | float16
-  std::string device;      // auto | cpu
+  std::string device;      // auto (cpu) | cpu | cuda | cuda:N
   bool mmap = true;
   bool use_generation_config = true;
   friend bool operator==(const ModelSection&, const ModelSection&) = default;

@@ -43,7 +43,7 @@ constexpr auto kKeys = std::to_array<Key>({
      R"("./SmolLM2-135M-Instruct")"},
     {"model.dtype", kWord, R"("auto")", "of weights and K/V; `auto`: what the checkpoint says",
      "auto|float32|bfloat16|float16"},
-    {"model.device", kWord, R"("auto")", "where to compute", "auto|cpu"},
+    {"model.device", kWord, R"("auto")", "where to compute; one of several: cuda:N", "auto|cpu|cuda"},
     {"model.mmap", kBool, "true", "map the weight files instead of reading them"},
     {"model.use_generation_config", kBool, "true", "take defaults from generation_config.json in the model's folder"},
 

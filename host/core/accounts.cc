@@ -78,6 +78,11 @@ Accounts& Accounts::get() {
   return accounts;
 }
 
+void Accounts::set_device_allocator(const EngineAllocator& allocator) {
+  const std::lock_guard lock(mutex_);
+  device_ = allocator;
+}
+
 uint64_t Accounts::open(std::shared_ptr<MemoryDomain> domain, std::string name) {
   auto owner = std::make_shared<Owner>();
   owner->domain = std::move(domain);
@@ -139,6 +144,7 @@ kvp_status Accounts::alloc(const kvp_mem* asked, void** out, kvp_error* err) noe
   mem.align = std::max(mem.align, kMinAlign);
 
   std::shared_ptr<Owner> owner;
+  EngineAllocator engine;
   {
     const std::lock_guard lock(mutex_);
     const auto found = owners_.find(mem.owner);
@@ -146,6 +152,8 @@ kvp_status Accounts::alloc(const kvp_mem* asked, void** out, kvp_error* err) noe
       return write_error(err, KVP_INVALID_ARGUMENT, "mem_alloc: no owner has the token " + std::to_string(mem.owner));
     }
     owner = found->second;
+    engine = owner->domain->engine_;
+    if (engine.alloc == nullptr && mem.tier != KVP_TIER_HOST) engine = device_;
     MemoryDomain& domain = *owner->domain;
     {
       const std::lock_guard domain_lock(domain.mutex_);
@@ -169,7 +177,6 @@ kvp_status Accounts::alloc(const kvp_mem* asked, void** out, kvp_error* err) noe
     book(*owner, mem, true);
   }
 
-  const EngineAllocator& engine = owner->domain->engine_;
   void* block = nullptr;
   kvp_status status = KVP_OK;
   if (engine.alloc != nullptr) {
@@ -178,7 +185,9 @@ kvp_status Accounts::alloc(const kvp_mem* asked, void** out, kvp_error* err) noe
       status = write_error(err, KVP_OUT_OF_MEMORY, "the engine's allocator gave no memory");
     }
   } else if (mem.tier == KVP_TIER_DEVICE) {
-    status = write_error(err, KVP_UNSUPPORTED, "mem_alloc: this host has no allocator for device memory");
+    status =
+        write_error(err, KVP_UNSUPPORTED,
+                    "mem_alloc: this host has no allocator for device memory; it comes with a model on the device");
   } else if ((block = own_alloc(mem)) == nullptr) {
     status = write_error(err, KVP_OUT_OF_MEMORY,
                          owner->name + ": the system has no " + std::to_string(mem.bytes) + " bytes of memory left");
@@ -190,7 +199,7 @@ kvp_status Accounts::alloc(const kvp_mem* asked, void** out, kvp_error* err) noe
     drop_if_done(mem.owner, *owner);
     return status;
   }
-  blocks_.emplace(block, Block{mem, std::move(owner)});
+  blocks_.emplace(block, Block{mem, std::move(owner), engine});
   *out = block;
   return KVP_OK;
 } catch (const std::exception&) {
@@ -217,10 +226,9 @@ std::string Accounts::free(const kvp_mem* mem, void* ptr) noexcept try {
   } else {
     block.mem.stream = mem->stream;
   }
-  const EngineAllocator& engine = block.owner->domain->engine_;
-  if (engine.free != nullptr) {
-    engine.free(engine.user, &block.mem, ptr);
-  } else {
+  if (block.from.free != nullptr) {
+    block.from.free(block.from.user, &block.mem, ptr);
+  } else if (block.from.alloc == nullptr) {
     std::free(ptr);
   }
   return complaint;

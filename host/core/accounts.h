@@ -58,6 +58,9 @@ class Accounts {
  public:
   static Accounts& get();
 
+  // Serves the device and pinned tiers of domains without an allocator of their own, in the whole process, from now on.
+  void set_device_allocator(const EngineAllocator& allocator);
+
   uint64_t open(std::shared_ptr<MemoryDomain> domain, std::string name);
   void close(uint64_t owner);           // the instance has ended; the token stays while blocks are booked on it
   bool known(uint64_t owner) const;     // still open, or holding blocks
@@ -77,11 +80,13 @@ class Accounts {
   struct Block {
     kvp_mem mem;
     std::shared_ptr<Owner> owner;
+    EngineAllocator from;  // who gave it; empty: aligned_alloc
   };
   void book(Owner& owner, const kvp_mem& mem, bool take);
   void drop_if_done(uint64_t token, const Owner& owner);
 
   mutable std::mutex mutex_;
+  EngineAllocator device_;
   std::unordered_map<uint64_t, std::shared_ptr<Owner>> owners_;
   std::unordered_map<void*, Block> blocks_;
   uint64_t next_owner_ = 1;

@@ -59,7 +59,9 @@ class Stack final : public CacheStack {
         batch_(from.batch_),
         fused_calls_(from.fused_calls_),
         view_calls_(from.view_calls_),
-        prepared_steps_(from.prepared_steps_) {
+        prepared_steps_(from.prepared_steps_),
+        captured_steps_(from.captured_steps_),
+        refused_(from.refused_) {
     route();
   }
 
@@ -83,6 +85,8 @@ class Stack final : public CacheStack {
   const StackParams& params() const override { return params_; }
   const std::vector<LayerPlacement>& placements() const override { return layout_.placements; }
   std::string unprepared() const override { return why_unprepared(layout_); }
+  std::string uncaptured() const override { return refused_.empty() ? why_uncaptured(layout_) : refused_; }
+  uint64_t bound() const override { return bound_; }
   bool poisoned() const override { return poisoned_; }
 
   int64_t seen() const override {
@@ -100,6 +104,7 @@ class Stack final : public CacheStack {
 
   void update(const kvp_call& call, const kvp_update_args& args, kvp_tensor* view_k, kvp_tensor* view_v) override {
     const Route& to = route_for(args.layer, args.k);
+    unbind();
     kvp_update_args mine = args;
     mine.layer = to.index;
     guarded([&] { to.instance->call("update", to.instance->iface().update, &call, &mine, view_k, view_v); });
@@ -131,6 +136,7 @@ class Stack final : public CacheStack {
       throw Error(Code::kUnsupported, "\"" + plugin.descriptor.id + "\" has no " KVP_EXT_ATTEND,
                   "use update and attend over its views");
     }
+    if ((call.flags & KVP_CALL_CAPTURE) == 0) unbind();
     kvp_attend_args mine = args;
     mine.layer = to.index;
     guarded([&] { to.instance->call("attend", plugin.attend->attend, &call, &mine, &out, lse); });
@@ -184,6 +190,7 @@ class Stack final : public CacheStack {
   }
 
   void reset(const kvp_call& call) override {
+    unbind();
     poisoned_ = true;  // Until all of them are empty.
     step_.active = false;
     for (const auto& instance : instances_) instance->call("reset", instance->iface().reset, &call);
@@ -193,6 +200,7 @@ class Stack final : public CacheStack {
 
   std::unique_ptr<CacheStack> clone(const kvp_call& call) override {
     check_alive();
+    unbind();
     std::vector<std::unique_ptr<CacheInstance>> copies;
     guarded([&] {
       for (const auto& instance : instances_) copies.push_back(instance->clone(call));
@@ -215,6 +223,7 @@ class Stack final : public CacheStack {
 
   nlohmann::json counters() override {
     nlohmann::json sum = {{"view_attend_calls", view_calls_}, {"prepared_steps", prepared_steps_}};
+    if (params_.device_type != KVP_DEVICE_CPU) sum["captured_steps"] = captured_steps_;
     bool fused_told = false;
     for (const auto& instance : instances_) {
       instance->counters([&](const std::string& name, uint64_t value) {
@@ -228,6 +237,7 @@ class Stack final : public CacheStack {
 
   void begin_step(const kvp_call& call) override {
     check_alive();
+    unbind();
     size_t begun = 0;
     try {
       guarded([&] {
@@ -275,7 +285,63 @@ class Stack final : public CacheStack {
     }
   }
 
+  uint64_t bind_capture(const kvp_call& call, int64_t query_len, const kvp_tensor& row_seen,
+                        std::shared_ptr<const void> keep) override {
+    check_alive();
+    unbind();
+    size_t done = 0;
+    try {
+      guarded([&] {
+        for (; done < instances_.size(); ++done) {
+          const CacheInstance& instance = *instances_[done];
+          instance.call("bind", instance.plugin().capture.value().bind, &call, query_len, &row_seen);
+        }
+      });
+    } catch (const Error&) {
+      for (size_t i = 0; i < done; ++i) unbind_quietly(*instances_[i]);
+      throw;
+    }
+    clock_ = std::move(keep);
+    return bound_ = ++bindings_;
+  }
+
+  void advance_capture(int64_t n_tokens) override {
+    check_alive();
+    if (bound_ == 0) throw Error(Code::kInvalidState, "no steps are bound");
+    size_t done = 0;
+    try {
+      guarded([&] {
+        for (; done < instances_.size(); ++done) {
+          const CacheInstance& instance = *instances_[done];
+          instance.call("advance", instance.plugin().capture.value().advance, n_tokens);
+        }
+      });
+    } catch (const Error&) {
+      poisoned_ = poisoned_ || done != 0;
+      throw;
+    }
+    prepared_steps_ += 1;
+    captured_steps_ += 1;
+  }
+
+  void end_capture(const std::string& why) override {
+    unbind();
+    refused_ = why;
+  }
+
  private:
+  void unbind() noexcept {
+    if (bound_ == 0) return;
+    bound_ = 0;
+    for (const auto& instance : instances_) unbind_quietly(*instance);
+    clock_.reset();
+  }
+  // It frees what bind took, and has no other way to fail than an instance that is lost anyway.
+  static void unbind_quietly(const CacheInstance& instance) noexcept {
+    ErrorText text;
+    try_plugin(text, instance.plugin().capture.value().unbind, instance.self());
+  }
+
   using StepHint = int32_t (*kvp_offload_ext::*)(kvp_cache*, const kvp_call*, kvp_error*);
 
   // UNSUPPORTED: the kind does not want this hint.
@@ -359,6 +425,7 @@ class Stack final : public CacheStack {
   template <class Op>
   void change_all(const kvp_call& call, Op op) {
     check_alive();
+    unbind();
     kvp_call check = call;
     check.flags |= KVP_CALL_CHECK;
     for (const auto& instance : instances_) op(*instance, check);
@@ -377,7 +444,10 @@ class Stack final : public CacheStack {
   std::vector<std::unique_ptr<CacheInstance>> instances_;
   std::vector<Route> routes_;  // one for each layer of the list
   int64_t batch_ = 0;
-  uint64_t fused_calls_ = 0, view_calls_ = 0, prepared_steps_ = 0;
+  uint64_t fused_calls_ = 0, view_calls_ = 0, prepared_steps_ = 0, captured_steps_ = 0;
+  uint64_t bound_ = 0, bindings_ = 0;  // the binding there is, and how many there were
+  std::shared_ptr<const void> clock_;  // of the binding
+  std::string refused_;                // why no steps are recorded any more
   StepMark step_;
   bool poisoned_ = false;
 };

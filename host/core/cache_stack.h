@@ -60,6 +60,7 @@ struct StackPlan {
   std::vector<kvp_memory> layers;  // one per layer of the list (NONE: zeros)
   std::vector<LayerPlacement> placements;
   std::string unprepared;            // as CacheStack::unprepared
+  std::string uncaptured;            // as CacheStack::uncaptured
   std::vector<GroupChoice> choices;  // one for each instance
 };
 
@@ -111,6 +112,20 @@ class CacheStack {
   virtual void end_step(const kvp_call& call) = 0;
   virtual void abort_step(const kvp_call& call) noexcept = 0;
   virtual bool poisoned() const = 0;
+
+  // ---- Decode steps recorded into a graph once and replayed (kvp.capture/1), on a device.
+  // Why they cannot be; "" if they can, until end_capture said otherwise.
+  virtual std::string uncaptured() const { return "this stack records no steps"; }
+  // Binds all instances to steps of query_len tokens; row_seen: int32 [batch] on the device, alive as long as `keep`,
+  // which is let go when the binding ends. Any call that changes the stack ends it, but attend with KVP_CALL_CAPTURE.
+  // Returns bound(). Throws kUnsupported with the plugin's reason.
+  virtual uint64_t bind_capture(const kvp_call&, int64_t, const kvp_tensor&, std::shared_ptr<const void>) { return 0; }
+  // Counts n_tokens of every row, before they are replayed. Throws kCapacity, nothing counted, where they do not fit.
+  virtual void advance_capture(int64_t) {}
+  // A number for the binding there is, 0 if there is none.
+  virtual uint64_t bound() const { return 0; }
+  // Ends the binding; with a reason, which uncaptured() then gives, for good.
+  virtual void end_capture(const std::string&) {}
 };
 
 }  // namespace kvplug

@@ -64,6 +64,17 @@ std::string why_unprepared(const Layout& layout) {
   return grows.empty() ? not_fused(layout) : grows;
 }
 
+std::string why_uncaptured(const Layout& layout) {
+  if (const std::string why = why_unprepared(layout); !why.empty()) return why;
+  for (const kvp_layer& layer : layout.layers) {
+    if (layer.kind == KVP_LAYER_FULL || layer.kind == KVP_LAYER_NONE) continue;
+    return "layer " + std::to_string(layer.model_layer) + " (" + layer_word(layer) +
+           "): only steps of full attention are recorded";
+  }
+  return lacking(layout, "has no " KVP_EXT_CAPTURE,
+                 [](const Group& group) { return group.plugin->capture.has_value(); });
+}
+
 void check_required(const Layout& layout, std::span<const std::string> require) {
   for (const std::string& word : require) {
     const auto known = std::find_if(std::begin(kKnown), std::end(kKnown),

@@ -58,6 +58,8 @@ kvp_cache_create create_args(const Group& group, const std::vector<kvp_layer>& l
 // Why a decode step on this layout cannot run prepared: storage that moves, a layer that is not attended to by its
 // plugin. "" if it can.
 std::string why_unprepared(const Layout& layout);
+// Why such a step cannot be recorded into a graph (kvp.capture/1) either; "" if it can, as far as is known ahead.
+std::string why_uncaptured(const Layout& layout);
 
 // "full_attention", ...
 const char* layer_word(const kvp_layer& layer);

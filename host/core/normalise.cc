@@ -131,4 +131,13 @@ std::optional<kvp_offload_ext> normalise_offload(const void* given, const std::s
   return table;
 }
 
+std::optional<kvp_capture_ext> normalise_capture(const void* given, const std::string& name,
+                                                 const std::filesystem::path& library) {
+  if (given == nullptr) return std::nullopt;
+  const std::string extension = name + " " KVP_EXT_CAPTURE;
+  auto table = copy_table<kvp_capture_ext>(given, extension, library);
+  Slots(extension, library).need(table.bind, "bind").need(table.advance, "advance").need(table.unbind, "unbind");
+  return table;
+}
+
 }  // namespace kvplug

@@ -48,4 +48,8 @@ std::optional<kvp_qattend_ext> normalise_quant_attend(const void* given, const s
 std::optional<kvp_offload_ext> normalise_offload(const void* given, const std::string& name,
                                                  const std::filesystem::path& library);
 
+// nullopt for NULL: the kind lacks the extension.
+std::optional<kvp_capture_ext> normalise_capture(const void* given, const std::string& name,
+                                                 const std::filesystem::path& library);
+
 }  // namespace kvplug

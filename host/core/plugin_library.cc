@@ -153,6 +153,7 @@ void PluginLibrary::take_descriptor(const kvp_descriptor* given, uint32_t index)
     plugin->iface = normalise_cache(table.iface, iface_name, path_);
     plugin->attend = normalise_attend(plugin->iface.get_extension(KVP_EXT_ATTEND), iface_name, path_);
     plugin->offload = normalise_offload(plugin->iface.get_extension(KVP_EXT_OFFLOAD), iface_name, path_);
+    plugin->capture = normalise_capture(plugin->iface.get_extension(KVP_EXT_CAPTURE), iface_name, path_);
     plugin->descriptor = std::move(descriptor);
     caches_.push_back(std::move(plugin));
   } else if (descriptor.iface_id == KVP_IFACE_QUANTIZER) {

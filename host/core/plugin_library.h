@@ -35,6 +35,7 @@ struct CachePlugin {
   kvp_cache_iface iface{};                 // every slot may be called
   std::optional<kvp_attend_ext> attend;    // every slot may be called
   std::optional<kvp_offload_ext> offload;  // likewise
+  std::optional<kvp_capture_ext> capture;  // likewise
 };
 
 struct QuantizerPlugin {

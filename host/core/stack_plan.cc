@@ -26,6 +26,7 @@ StackPlan CacheStack::plan(Registry& registry, std::span<const kvp_layer> layers
   plan.layers.resize(layers.size(), plan.total);
   plan.placements = layout.placements;
   plan.unprepared = why_unprepared(layout);
+  plan.uncaptured = why_uncaptured(layout);
   for (const Group& group : layout.groups) {
     GroupChoice& choice = plan.choices.emplace_back();
     choice.plugin = group.plugin->descriptor.id;

@@ -41,6 +41,10 @@ int64_t capacity_of(CacheStack& stack) {
 
 }  // namespace
 
+nlohmann::json captured_json(bool on_device, const std::string& why_not) {
+  return prepared_json(on_device ? why_not : "steps are recorded on a CUDA device only");
+}
+
 void add_counters(nlohmann::json& sum, const nlohmann::json& more) {
   for (const auto& [name, value] : more.items()) {
     if (value.is_number()) sum[name] = sum.value(name, uint64_t{0}) + value.get<uint64_t>();
@@ -48,13 +52,6 @@ void add_counters(nlohmann::json& sum, const nlohmann::json& more) {
 }
 
 nlohmann::json prepared_json(const std::string& why_not) { return {{"used", why_not.empty()}, {"reason", why_not}}; }
-
-kvp_call host_call() {
-  kvp_call call{};
-  call.struct_size = sizeof call;
-  call.device_type = KVP_DEVICE_CPU;
-  return call;
-}
 
 CacheChoice cache_choice(const config::Run& run) {
   CacheChoice out;
@@ -71,6 +68,7 @@ StackParams Session::State::params(int64_t batch, int64_t tokens) const {
   out.batch = batch;
   out.tokens = tokens;
   out.dtype = context.executor->options().dtype;
+  model::place(out, context.executor->options().device);
   return out;
 }
 
@@ -175,11 +173,11 @@ void Session::State::prepare(int64_t slots, int64_t query) {
     if (stack->batch() != 0 && stack->batch() < batch) {
       std::vector<int64_t> source(static_cast<size_t>(batch), -1);
       for (int64_t b = 0; b < stack->batch(); ++b) source[static_cast<size_t>(b)] = b;
-      stack->gather(host_call(), source);
+      stack->gather(context.executor->call(), source);
     }
     reserved = true;
     try {
-      stack->reserve(host_call(), batch, slots);
+      stack->reserve(context.executor->call(), batch, slots);
     } catch (const Error& e) {
       if (e.code() != Code::kUnsupported) throw;
       reserved = false;  // it allocates as it goes
@@ -199,16 +197,16 @@ void Session::State::uncache(uint32_t index, int64_t n_remove) {
     counts[index] = n_remove;
     if (stack->batch() < static_cast<int64_t>(counts.size())) counts.resize(static_cast<size_t>(stack->batch()));
     try {
-      stack->crop(host_call(), counts);
+      stack->crop(context.executor->call(), counts);
     } catch (const Error& e) {
       if (e.code() != Code::kInvalidState && e.code() != Code::kUnsupported) throw;
       // Emptying needs no recorded past: what cannot be cut is computed again.
       if (rows.size() == 1) {
-        stack->reset(host_call());
+        stack->reset(context.executor->call());
       } else {
         std::vector<int64_t> source(static_cast<size_t>(stack->batch()));
         for (size_t b = 0; b < source.size(); ++b) source[b] = b == index ? -1 : static_cast<int64_t>(b);
-        stack->gather(host_call(), source);
+        stack->gather(context.executor->call(), source);
       }
       n_remove = target.cached;
     }
@@ -224,6 +222,11 @@ std::string Session::State::unprepared() const {
   return CacheStack::plan(*context.registry, context.executor->description().cache_layers(), cache_choice(run),
                           params(1, run.generation.max_cache_len.value_or(1)), 1, 1)
       .unprepared;
+}
+
+std::string Session::State::uncaptured() const {
+  const std::string why = unprepared();
+  return why.empty() && stack ? stack->uncaptured() : why;
 }
 
 void Session::State::forward(const Feed& feed, bool prepared, float* logits) {
@@ -310,7 +313,8 @@ void Session::crop(std::span<const int64_t> n_remove) {
     cached[b] = std::max<int64_t>(0, state_->rows[b].cached - std::max<int64_t>(0, length - n));
   }
   if (state_->stack && std::any_of(cached.begin(), cached.end(), [](int64_t n) { return n > 0; })) {
-    state_->stack->crop(host_call(), std::span(cached).first(static_cast<size_t>(state_->stack->batch())));
+    state_->stack->crop(state_->context.executor->call(),
+                        std::span(cached).first(static_cast<size_t>(state_->stack->batch())));
   }
   for (size_t b = 0; b < cached.size(); ++b) {
     SessionRow& row = state_->rows[b];
@@ -324,12 +328,12 @@ std::unique_ptr<Session> Session::clone() {
   auto out = std::make_unique<Session>(state_->context, state_->run);
   out->state_->use_cache = state_->use_cache;
   out->state_->rows = state_->rows;
-  if (state_->stack) out->state_->stack = state_->stack->clone(host_call());
+  if (state_->stack) out->state_->stack = state_->stack->clone(state_->context.executor->call());
   return out;
 }
 
 void Session::reset() {
-  if (state_->stack) state_->stack->reset(host_call());
+  if (state_->stack) state_->stack->reset(state_->context.executor->call());
   state_->rows.clear();
 }
 
@@ -352,6 +356,8 @@ nlohmann::json Session::explain() const {
   }
   return {{"use_cache", state_->use_cache},
           {"prepared_step", prepared_json(state_->unprepared())},
+          {"captured_step",
+           captured_json(model::on_device(state_->context.executor->options().device), state_->uncaptured())},
           {"executor", state_->context.executor->explain()},
           {"layers", layers}};
 }

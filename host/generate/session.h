@@ -31,6 +31,8 @@ void add_counters(nlohmann::json& sum, const nlohmann::json& more);
 
 // {"used": true, "reason": ""}, or why decode steps do not run prepared.
 nlohmann::json prepared_json(const std::string& why_not);
+// The same of recording such steps into a graph, which only a device does.
+nlohmann::json captured_json(bool on_device, const std::string& why_not);
 
 // What a session needs from around it; all outlive it through shared ownership by the api handles.
 struct SessionContext {

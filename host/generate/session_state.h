@@ -57,9 +57,8 @@ struct Session::State {
   void forward(const Feed& feed, bool prepared, float* logits);
   // Why a decode step does not run prepared, "" if it does; asked once a generation.
   std::string unprepared() const;
+  // Why it is not recorded into a graph, likewise.
+  std::string uncaptured() const;
 };
-
-// kvp_call of host memory, no flags.
-kvp_call host_call();
 
 }  // namespace kvplug::generate

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "core/accounts.h"
 #include "core/cache_stack.h"
 #include "model/describe/description.h"
 
@@ -24,8 +25,19 @@ struct LoadOptions {
   kvp_dtype dtype{};           // compute and K/V dtype, already resolved from "auto"
   int threads = 0;             // computing threads of this model's steps; 0 = physical cores
   bool mmap = true;            // false: read the files into memory
+  std::string device = "cpu";  // cpu, cuda or cuda:N
   bool deterministic = false;  // matrix products whose result for a row does not depend on the other rows
 };
+
+// Whether such a word ("auto" too) names an accelerator.
+inline bool on_device(const std::string& device) { return device.starts_with("cuda"); }
+
+// Where a cache for a model on `device` (as in LoadOptions) keeps K/V and attends.
+inline void place(StackParams& params, const std::string& device) {
+  const bool cuda = on_device(device);
+  params.device_type = cuda ? KVP_DEVICE_CUDA : KVP_DEVICE_CPU;
+  params.device_id = cuda && device.size() > 5 ? std::stoi(device.substr(5)) : 0;
+}
 
 // One forward pass. Everything lies in host memory and is borrowed for the call.
 struct ForwardInput {
@@ -34,6 +46,7 @@ struct ForwardInput {
   const int64_t* pad = nullptr;    // [batch] leading padding tokens of this call, NULL = none
   const int64_t* count = nullptr;  // [batch] tokens the row takes (the rest is right padding), NULL = all
   // The caller reserved what the step needs: the stack gets KVP_CALL_PREPARED where it attends to every layer itself.
+  // On a device such a step is recorded into a graph, and the next ones replay it, where the stack can do that.
   bool prepared = false;
 };
 
@@ -74,6 +87,13 @@ class Executor {
   // "attention": ...}
   virtual nlohmann::json explain() const = 0;
   virtual uint64_t weight_bytes() const = 0;  // bytes of weights held in memory (packed ones, mapped ones that stay)
+  // The call with which a stack is changed between steps: the device and the stream of the model's steps, no flags.
+  virtual kvp_call call() const {
+    kvp_call out{};
+    out.struct_size = sizeof out;
+    out.device_type = KVP_DEVICE_CPU;
+    return out;
+  }
 };
 
 // Exported by libkvplug_model as `extern "C" kvplug::model::Module* kvplug_model_module_v0()`; static storage, never
@@ -86,6 +106,10 @@ class Module {
   virtual nlohmann::json explain(const Description& description, const LoadOptions& options) = 0;
   // kvp_host_parallel on LibTorch's own pool (at::parallel_for), for plugins at run level. Static storage.
   virtual const kvp_host_parallel* parallel() = 0;
+  // Makes a device (as in LoadOptions) usable. Throws kUnsupported with what to install, kDevice.
+  virtual void open(const std::string& device) = 0;
+  // Device and pinned memory; only once a model is loaded on an accelerator.
+  virtual EngineAllocator device_allocator() = 0;
   virtual void set_threads(int threads) = 0;    // for the calling thread
   virtual nlohmann::json describe() const = 0;  // versions of LibTorch and oneDNN, CPU capability
 

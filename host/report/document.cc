@@ -128,7 +128,7 @@ nlohmann::json run_document(const generate::TaskResult& task, const config::Run&
            {{"path", model.folder.string()},
             {"model_type", model.model_type},
             {"dtype", dtype_word(dtype)},
-            {"device", "cpu"},
+            {"device", run.model.device == "auto" ? "cpu" : run.model.device},
             {"layers", model.layers.size()},
             {"parameters", model.parameters}}},
           {"cache", cache_json(task, run)},

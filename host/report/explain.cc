@@ -6,6 +6,7 @@
 #include "core/registry.h"
 #include "generate/generation.h"
 #include "generate/session.h"
+#include "model/executor.h"
 #include "report/advice.h"
 #include "report/plan.h"
 
@@ -20,15 +21,17 @@ nlohmann::json explain_run(Registry& registry, const config::Config& config, con
   }
   nlohmann::json layers = nlohmann::json::array();
   nlohmann::json choices = nlohmann::json::array(), advice = nlohmann::json::array();
-  std::string unprepared = "use_cache = false";
+  std::string unprepared = "use_cache = false", uncaptured = unprepared;
   if (run.generation.use_cache) {
     StackParams params;
     params.dtype = compute_dtype(run, model);
+    model::place(params, run.model.device);
     // Without prompts at hand, what one token would need stands for the capacity of a kind that has one.
     params.tokens = run.generation.max_cache_len.value_or(
         std::max<int64_t>(1, generate::final_length(run.generation, 1, model.max_position_embeddings) - 1));
     const StackPlan plan = CacheStack::plan(registry, model.cache_layers(), generate::cache_choice(run), params, 1, 1);
     unprepared = run.generation.disable_compile ? "disable_compile = true" : plan.unprepared;
+    uncaptured = run.generation.disable_compile ? unprepared : plan.uncaptured;
     choices = choices_json(plan);
     for (const GroupChoice& choice : plan.choices) {
       for (std::string& text : advice_on(choice)) {
@@ -68,6 +71,7 @@ nlohmann::json explain_run(Registry& registry, const config::Config& config, con
             {"choices", choices},
             {"advice", advice},
             {"prepared_step", generate::prepared_json(unprepared)},
+            {"captured_step", generate::captured_json(model::on_device(run.model.device), uncaptured)},
             {"max_cache_len",
              run.generation.max_cache_len ? nlohmann::json(*run.generation.max_cache_len) : nlohmann::json(nullptr)},
             {"require", run.cache.negotiation.require}}},

@@ -30,11 +30,12 @@ CacheChoice choice_of(const config::NamedCache& cache, const config::Run& run) {
 
 Lane::Lane(Registry& registry, model::Executor& executor, const CacheChoice& choice, int64_t batch, int64_t slots,
            int64_t query)
-    : batch_(batch), slots_(slots) {
+    : batch_(batch), slots_(slots), call_(executor.call()) {
   StackParams params;
   params.batch = batch;
   params.tokens = slots;
   params.dtype = executor.options().dtype;
+  model::place(params, executor.options().device);
   stack_ = CacheStack::create(registry, executor.description().cache_layers(), choice, params);
   reserve();
   runner_ = executor.prepare({batch, query, true}, stack_.get());
@@ -43,7 +44,7 @@ Lane::Lane(Registry& registry, model::Executor& executor, const CacheChoice& cho
 void Lane::reserve() {
   prepared_ = true;
   try {
-    stack_->reserve(generate::host_call(), batch_, slots_);
+    stack_->reserve(call_, batch_, slots_);
   } catch (const Error& e) {
     if (e.code() != Code::kUnsupported) throw;
     prepared_ = false;  // it allocates as it goes
@@ -70,7 +71,7 @@ void Lane::step_all(std::span<const int32_t> ids, int64_t tokens, float* logits)
 
 bool Lane::take() {
   try {
-    kept_ = stack_->clone(generate::host_call());
+    kept_ = stack_->clone(call_);
     return true;
   } catch (const Error& e) {
     if (e.code() != Code::kUnsupported) throw;
@@ -79,12 +80,12 @@ bool Lane::take() {
 }
 
 void Lane::restore() {
-  stack_ = kept_->clone(generate::host_call());
+  stack_ = kept_->clone(call_);
   reserve();
 }
 
 void Lane::restart() {
-  stack_->reset(generate::host_call());
+  stack_->reset(call_);
   reserve();
 }
 

@@ -49,6 +49,7 @@ class Lane {
 
   const int64_t batch_, slots_;
   bool prepared_ = false;
+  const kvp_call call_;  // of the executor
   std::unique_ptr<CacheStack> stack_, kept_;
   std::unique_ptr<model::Runner> runner_;
 };

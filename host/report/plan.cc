@@ -7,6 +7,7 @@
 #include "core/registry.h"
 #include "generate/memory_limit.h"
 #include "generate/session.h"
+#include "model/executor.h"
 #include "report/machine.h"
 
 namespace kvplug::report {
@@ -36,6 +37,7 @@ RunPlan plan_run(Registry& registry, const config::Run& run, const model::Descri
     params.batch = batch;
     params.tokens = run.generation.max_cache_len.value_or(tokens);
     params.dtype = out.dtype;
+    model::place(params, run.model.device);
     out.cache =
         CacheStack::plan(registry, model.cache_layers(), generate::cache_choice(run), params, batch, out.tokens);
     out.peak_host_bytes += out.cache.total.peak[KVP_TIER_HOST];

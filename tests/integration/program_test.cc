@@ -309,6 +309,13 @@ TEST(Program, ExplainTellsOriginsAndPlacement) {
   EXPECT_EQ(explain["settings"]["generation"]["max_new_tokens"]["value"], 24);
 }
 
+TEST(Program, ADeviceThatCannotBeUsedIsSaidWithTheWayOut) {
+  const RunFile file(llama_run("model.device = \"cuda\"\n"));
+  const Outcome got = kvplug_program({"run", file.path()});
+  if (got.exit_code != 6) GTEST_SKIP() << "this machine has LibTorch's CUDA library: " << got.err;
+  expect_error(got, 6, {"libtorch_cuda.so", "pip install torch", "model.device"});
+}
+
 TEST(Program, CheckJudgesEveryFile) {
   const RunFile good(llama_run()), bad(llama_run("generation.top_q = 3\n"), "bad.toml");
   EXPECT_EQ(kvplug_program({"check", good.path()}).exit_code, 0);

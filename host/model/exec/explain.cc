@@ -66,4 +66,10 @@ nlohmann::json explain_model(const Description& d, const LoadOptions& options) {
           {"attention", sdk::attend_level()}};
 }
 
+nlohmann::json explain_device(const LoadOptions& options) {
+  return {
+      {"device", options.device},   {"dtype", name_of(type_of(options.dtype))}, {"deterministic", false},
+      {"threads", options.threads}, {"linear", nlohmann::json::array()},        {"attention", "the cache plugin's"}};
+}
+
 }  // namespace kvplug::model

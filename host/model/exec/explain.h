@@ -13,4 +13,7 @@ namespace kvplug::model {
 //  "deterministic", "dtype", "threads", "attention"}
 nlohmann::json explain_model(const Description& description, const LoadOptions& options);
 
+// The same of a model on an accelerator: LibTorch chooses the kernels.
+nlohmann::json explain_device(const LoadOptions& options);
+
 }  // namespace kvplug::model
