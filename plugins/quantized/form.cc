@@ -15,18 +15,11 @@ constexpr int64_t kMostPartBytes = int64_t{1} << 30;
 int64_t aligned(int64_t bytes) noexcept { return (bytes + 63) / 64 * 64; }
 uint64_t unsigned_of(int64_t n) noexcept { return static_cast<uint64_t>(n); }
 
-struct Answer {
-  char text[256] = "";
-  kvp_error err{sizeof(kvp_error), 0, 0, text, sizeof text, 0};
-};
-
 kvp_status plan_side(const Side& side, int64_t heads, int64_t tokens, kvp_qplan& plan, Answer& answer) {
   plan = {};
   plan.struct_size = sizeof plan;
   return side.handle.iface->plan(side.handle.self, 1, heads, tokens, side.dim, &plan, &answer.err);
 }
-
-const char* id_of(const Side& side) { return side.handle.id == nullptr ? "(without a name)" : side.handle.id; }
 
 // token_block of a side.
 void ask_block(Side& side, int64_t heads) {
@@ -34,9 +27,9 @@ void ask_block(Side& side, int64_t heads) {
   Answer answer;
   kvp_status status = plan_side(side, heads, 0, plan, answer);
   if (status != KVP_OK) status = plan_side(side, heads, 1024, plan, answer);
-  if (status != KVP_OK) fail(status, "quantizer '", id_of(side), "' refused to plan: ", answer.text);
+  if (status != KVP_OK) fail(status, "quantizer '", id_of(side.handle), "' refused to plan: ", answer.text);
   if (plan.token_block < 1 || plan.token_block > 65536) {
-    fail(KVP_INVALID_ARGUMENT, "quantizer '", id_of(side), "' says a token_block of ", plan.token_block,
+    fail(KVP_INVALID_ARGUMENT, "quantizer '", id_of(side.handle), "' says a token_block of ", plan.token_block,
          "; blocks that can be appended have 1 to 65536 tokens");
   }
   side.token_block = plan.token_block;
@@ -48,9 +41,9 @@ void ask_parts(Side& side, LayerForm& layer) {
   Answer answer;
   const int64_t heads = layer.layout.kv_heads, blocks = layer.page_tokens / side.token_block;
   kvp_status status = plan_side(side, heads, layer.page_tokens, plan, answer);
-  if (status != KVP_OK) fail(status, "quantizer '", id_of(side), "' refused to plan: ", answer.text);
+  if (status != KVP_OK) fail(status, "quantizer '", id_of(side.handle), "' refused to plan: ", answer.text);
   if (plan.n_parts < 1 || plan.n_parts > KVP_MAX_PARTS) {
-    fail(KVP_INVALID_ARGUMENT, "quantizer '", id_of(side), "' says ", plan.n_parts, " parts; expected 1 to ",
+    fail(KVP_INVALID_ARGUMENT, "quantizer '", id_of(side.handle), "' says ", plan.n_parts, " parts; expected 1 to ",
          KVP_MAX_PARTS);
   }
   side.n_parts = plan.n_parts;
@@ -62,7 +55,7 @@ void ask_parts(Side& side, LayerForm& layer) {
     const int64_t rows = shared ? 1 : blocks, tall = shared && said.t.ndim == 4 && said.t.shape[1] == 1 ? 1 : heads;
     if (said.t.ndim != 4 || said.t.shape[0] != 1 || said.t.shape[1] != tall || said.t.shape[2] != rows || n < 1 ||
         element < 1 || n > kMostPartBytes / element / (tall * rows)) {
-      fail(KVP_INVALID_ARGUMENT, "quantizer '", id_of(side), "': part ", i, " has shape ",
+      fail(KVP_INVALID_ARGUMENT, "quantizer '", id_of(side.handle), "': part ", i, " has shape ",
            sdk::shape_text(said.t.shape, said.t.ndim < 0 || said.t.ndim > KVP_MAX_DIMS ? 0 : said.t.ndim),
            " and elements of ", int64_t{said.t.dtype_bits}, " bits; expected [1, ", tall, ", ", rows,
            ", 1 or more] and whole bytes");
@@ -84,83 +77,17 @@ void ask_workspace(Side& side, const LayerForm& layer) {
   kvp_qplan plan{};
   Answer answer;
   const kvp_status status = plan_side(side, layer.layout.kv_heads, layer.run_tokens, plan, answer);
-  if (status != KVP_OK) fail(status, "quantizer '", id_of(side), "' refused to plan: ", answer.text);
+  if (status != KVP_OK) fail(status, "quantizer '", id_of(side.handle), "' refused to plan: ", answer.text);
   side.workspace = plan.workspace_bytes;
 }
 
 }  // namespace
 
-Form::Form(const kvp_cache_create& create) : dtype(create.dtype) {
-  if (create.device_type != KVP_DEVICE_CPU) {
-    fail(KVP_UNSUPPORTED, "quantized attends on the CPU; device type ", create.device_type, " was asked for");
-  }
-  if (!sdk::is_plain_float(create.dtype)) {
-    fail(KVP_UNSUPPORTED, "quantized takes float32, float16 or bfloat16; ", sdk::name_of(create.dtype),
-         " was asked for");
-  }
-  const sdk::Options given(
-      create.options, create.n_options,
-      {"backend", "residual_length", "sink_tokens", "quantized_kv_start", "rotation", "hf_compat", "fused_attention"});
-  given.text("backend", "");  // which quantizers these are is the host's affair
-  const auto among = [&](const char* key, std::initializer_list<std::string_view> words) {
-    const std::string_view text = given.text(key, *words.begin());
-    int64_t i = 0;
-    for (const std::string_view word : words) {
-      if (text == word) return i;
-      ++i;
-    }
-    std::string all;
-    for (const std::string_view word : words) all += (all.empty() ? "\"" : ", \"") + std::string(word) + "\"";
-    fail(KVP_INVALID_ARGUMENT, "option '", key, "' is \"", text, "\"; expected one of ", all);
-  };
-  options.sinks = given.integer("sink_tokens", 0, 0, kMost);
-  options.start = given.integer("quantized_kv_start", 0, 0, kMost);
-  options.hadamard = among("rotation", {"none", "hadamard"}) == 1;
-  options.fused = static_cast<Fused>(among("fused_attention", {"auto", "required", "off"}));
-  if (among("hf_compat", {"fixed", "strict"}) == 1) {
-    fail(KVP_UNSUPPORTED, "hf_compat = \"strict\" is not served yet; hf_compat = \"fixed\" is");
-  }
-  const kvp_qhandle* handles[2] = {create.quantizer_key, create.quantizer_value};
-  for (const kvp_qhandle* handle : handles) {
-    if (handle == nullptr || !KVP_HAS_FIELD(handle, self) || handle->iface == nullptr) {
-      fail(KVP_INVALID_ARGUMENT, "quantized needs a quantizer for ", handle == handles[0] ? "keys" : "values",
-           " from the host; none was given (backend)");
-    }
-  }
-  bool fp8 = true;
-  for (const kvp_qhandle* handle : handles) {
-    kvp_qspec spec{};
-    spec.struct_size = sizeof spec;
-    Answer answer;
-    const kvp_status status = handle->iface->describe(handle->self, &spec, &answer.err);
-    if (status != KVP_OK) fail(status, "a quantizer refused to describe itself: ", answer.text);
-    fp8 = fp8 && (spec.format == KVP_FORMAT_FP8_E4M3 || spec.format == KVP_FORMAT_FP8_E5M2);
-  }
-  options.residual = given.integer("residual_length", fp8 ? 0 : 128, 0, kMost);
-  rollback = std::clamp<int64_t>(create.rollback, 0, kMost);
-  if (create.n_layers == 0) fail(KVP_INVALID_ARGUMENT, "a cache without layers was asked for");
-
+Form::Form(const kvp_cache_create& create)
+    : options(read_options(create)), dtype(create.dtype), rollback(std::clamp<int64_t>(create.rollback, 0, kMost)) {
   for (size_t i = 0; i < create.n_layers; ++i) {
-    const kvp_layer layer = sdk::read_at(create.layers, create.layer_stride, i);
-    const auto refuse = [&](kvp_status status, const auto&... why) {
-      fail(status, "layer ", i, " (layer ", layer.model_layer, " of the model): ", why...);
-    };
-    const bool windowed = layer.kind == KVP_LAYER_SLIDING || layer.kind == KVP_LAYER_CHUNKED;
-    if (layer.kind == KVP_LAYER_CROSS) refuse(KVP_UNSUPPORTED, "cross attention is left to a cache of its own choice");
-    if (layer.kind != KVP_LAYER_FULL && !windowed) {
-      refuse(KVP_UNSUPPORTED, "quantized does not serve ", layer.kind == KVP_LAYER_STATE ? "state" : "such", " layers");
-    }
-    if ((layer.flags & KVP_LAYER_SHARED) != 0) refuse(KVP_UNSUPPORTED, "it shares another layer's storage");
-    if (layer.index_dim != 0) refuse(KVP_UNSUPPORTED, "quantized does not keep indexer keys");
-    if (windowed && (layer.window < 1 || layer.window > kMost)) {
-      refuse(KVP_INVALID_ARGUMENT, "a window of ", layer.window, " tokens; expected 1 or more");
-    }
-    if (layer.kv_heads < 1 || layer.key_dim < 1 || layer.value_dim < 1 || layer.q_heads < 1 ||
-        layer.q_heads % layer.kv_heads != 0) {
-      refuse(KVP_INVALID_ARGUMENT, layer.q_heads, " query heads, ", layer.kv_heads, " K/V heads of dims ",
-             layer.key_dim, " and ", layer.value_dim,
-             "; expected positive numbers and query heads a multiple of K/V heads");
-    }
+    const kvp_layer layer = read_layer(create, i);
+    const bool windowed = layer.kind != KVP_LAYER_FULL;
     LayerForm form;
     form.kind = layer.kind;
     form.q_heads = layer.q_heads;
@@ -185,7 +112,7 @@ Form::Form(const kvp_cache_create& create) : dtype(create.dtype) {
     if (options.fused == Fused::kRequired) {
       const kvp_status status = probe_fused(form, 1, 0, form.kind == KVP_LAYER_SLIDING ? form.window : 0,
                                             form.kind == KVP_LAYER_CHUNKED ? form.window : 0, workspace, reason);
-      if (status != KVP_OK) refuse(KVP_UNSUPPORTED, "fused_attention = \"required\": ", reason);
+      if (status != KVP_OK) refuse_layer(KVP_UNSUPPORTED, i, layer, "fused_attention = \"required\": ", reason);
     }
     layers.push_back(form);
   }
@@ -239,7 +166,7 @@ kvp_status Form::probe_fused(const LayerForm& layer, int64_t batch, float softca
   const bool has = KVP_HAS_FIELD(&iface, get_extension) && iface.get_extension != nullptr;
   const auto* ext = has ? static_cast<const kvp_qattend_ext*>(iface.get_extension(KVP_EXT_QUANT_ATTEND)) : nullptr;
   if (ext == nullptr) {
-    reason = "quantizer '" + std::string(id_of(layer.k)) + "' does not attend over packed tokens (" +
+    reason = "quantizer '" + std::string(id_of(layer.k.handle)) + "' does not attend over packed tokens (" +
              KVP_EXT_QUANT_ATTEND + ")";
     return KVP_UNSUPPORTED;
   }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is asked for, checked: options, layers, and what the quantizers say of their parts; and what follows from it:
+// What is asked for, and what the quantizers say of their parts, checked; and what follows from it:
 // how many tokens of a row are packed, how many pages that takes, how much scratch a call needs.
 #pragma once
 
 #include <kvplug/sdk/paged_layer.h>
-#include <kvplug/sdk/plugin.h>
 
+#include "create.h"
 #include "packed_pages.h"
 
 namespace kvplug::quantized {
@@ -21,14 +21,6 @@ struct Side {
   uint32_t n_parts = 0;
   kvp_qpart parts[KVP_MAX_PARTS] = {};  // of a page: [1, kv_heads, blocks, n], dense, data NULL; SHARED: as planned
   uint64_t workspace = 0;               // of quantizing one run
-};
-
-enum class Fused { kAuto, kRequired, kOff };
-
-struct Options {
-  int64_t residual = 128, sinks = 0, start = 0;
-  bool hadamard = false;
-  Fused fused = Fused::kAuto;
 };
 
 struct LayerForm {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The cache kind "quantized": K and V packed by quantizers that the host gives, the newest tokens exact.
-#include "quantized_cache.h"
+#include "either.h"
 
 namespace kvplug::quantized {
 namespace {
@@ -60,5 +60,5 @@ constexpr char kSchema[] = R"json({
 
 KVPLUG_PLUGIN("quantized", "0.1.0", "kvplug",
               {{sizeof(kvp_descriptor), "quantized", KVP_IFACE_CACHE,
-                kvplug::sdk::CachePlugin<kvplug::quantized::QuantizedCache>::iface(),
-                "packs K and V, newest tokens exact", kvplug::quantized::kSchema}})
+                kvplug::sdk::CachePlugin<kvplug::quantized::Either>::iface(), "packs K and V, newest tokens exact",
+                kvplug::quantized::kSchema}})

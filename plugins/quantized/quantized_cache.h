@@ -14,9 +14,6 @@ class QuantizedCache final {
   static void plan(const kvp_cache_create& create, int64_t batch, int64_t tokens, kvp_memory& out) {
     Form(create).plan(batch, tokens, out);
   }
-  static const void* extension(std::string_view id) noexcept {
-    return id == KVP_EXT_ATTEND ? sdk::CachePlugin<QuantizedCache>::attend_extension() : nullptr;
-  }
 
   explicit QuantizedCache(const kvp_cache_create& create);
 

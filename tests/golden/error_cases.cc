@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // errors.json: calls that the reference refuses, names it accepts, defaults. Ids are those of the tiny Llama after the
 // prompt 5 6 7 8. Where we serve what the reference cannot, or refuse what it gets wrong, the case says so.
+#include <cstring>
 #include <functional>
 
 #include "golden/golden.h"
@@ -136,10 +137,8 @@ void check_layers(Family& family, const json& c) {
   }
 }
 
-// Bytes that a kind would keep in files, with offload_only_non_sliding as given or by default.
-uint64_t file_bytes(Family& family, const std::string& kind, const json& only_non_sliding) {
-  json options = {{"disk_path", std::filesystem::temp_directory_path().string()}};
-  if (!only_non_sliding.is_null()) options["offload_only_non_sliding"] = only_non_sliding;
+// The plan of a kind with these options, for 40 tokens.
+kvp_memory plan_of(Family& family, const std::string& kind, const json& options) {
   const auto config =
       make_config(family.host(), family.document({{"cache_implementation", kind}, {"cache_config", options}}));
   const kvp_layer* layers = nullptr;
@@ -155,7 +154,14 @@ uint64_t file_bytes(Family& family, const std::string& kind, const json& only_no
   kvp_memory total{};
   total.struct_size = sizeof total;
   client::call(kvplug_cache_plan, family.host(), layers, n, stride, config.get(), &params, &total, nullptr);
-  return total.reserved[KVP_TIER_FILE][KVP_PURPOSE_KV];
+  return total;
+}
+
+// Bytes that a kind would keep in files, with offload_only_non_sliding as given or by default.
+uint64_t file_bytes(Family& family, const std::string& kind, const json& only_non_sliding) {
+  json options = {{"disk_path", std::filesystem::temp_directory_path().string()}};
+  if (!only_non_sliding.is_null()) options["offload_only_non_sliding"] = only_non_sliding;
+  return plan_of(family, kind, options).reserved[KVP_TIER_FILE][KVP_PURPOSE_KV];
 }
 
 void check_default(const Place& at, const std::string& kind, const json& c) {
@@ -163,6 +169,39 @@ void check_default(const Place& at, const std::string& kind, const json& c) {
   Family& family = at.family("gemma2");
   EXPECT_EQ(file_bytes(family, kind, nullptr), file_bytes(family, kind, wanted));
   EXPECT_NE(file_bytes(family, kind, nullptr), file_bytes(family, kind, !wanted.get<bool>()));
+}
+
+json quantized(json options) {
+  options["hf_compat"] = "strict";
+  return {{"cache_implementation", "quantized"}, {"cache_config", std::move(options)}};
+}
+
+// quantized/BACKEND/KEY/VALUE: one option. What the reference notices at the first update is noticed earlier here, or
+// there; and a negative residual is noticed at all.
+void check_option(const Place& at, const json& c, const std::string& backend, const std::string& key, int64_t value) {
+  const auto run = [&] { return generate(at.llama(), quantized({{"backend", backend}, {key, value}})); };
+  if (c.contains("result") && key != "residual_length") {
+    json options = {{"backend", backend}, {key, value}};
+    if (backend == "quanto") options["q_group_size"] = 8;  // fits the prompt on each axis
+    EXPECT_EQ(generate(at.llama(), quantized(options)).size(), 3U);
+    return;
+  }
+  try {
+    run();
+    ADD_FAILURE() << "was not refused";
+  } catch (const client::Failure& failure) {
+    EXPECT_TRUE(failure.status() == KVPLUG_E_CONFIG || failure.status() == KVP_INVALID_ARGUMENT) << failure.what();
+    // The plugin is given one option for keys and one for values, without the ending.
+    const std::string stem =
+        key.substr(0, key.find("_key") == std::string::npos ? key.find("_value") : key.find("_key"));
+    EXPECT_NE(std::string(failure.what()).find(stem), std::string::npos) << failure.what();
+    EXPECT_NE(std::string(failure.what()).find(backend == "fp8" ? "quanto" : std::to_string(value)), std::string::npos)
+        << failure.what();
+  }
+}
+
+void check_quantized_layers(Family& family) {
+  expect_refused(KVP_UNSUPPORTED, "full_attention layers alone", [&] { generate(family, quantized(json::object())); });
 }
 
 using Check = std::function<void(const Place&, const json&)>;
@@ -230,6 +269,81 @@ const std::map<std::string, Check>& checks() {
          offloaded["cache_config"] = {{"disk_path", std::filesystem::temp_directory_path().string()}};
          EXPECT_EQ(generate(at.family("mistral"), offloaded), generate(at.family("mistral"), {}));
        }},
+      {"cache_implementation/quantized",
+       [](const Place& at, const json& c) { EXPECT_EQ(generate(at.llama(), quantized(json::object())), recorded(c)); }},
+      {"use_cache_false/config",
+       [](const Place& at, const json& c) {
+         json generation = quantized({{"backend", "hqq"}});
+         generation["use_cache"] = false;
+         EXPECT_EQ(generate(at.llama(), generation), recorded(c));
+       }},
+      {"quantized/backend/HQQ",  // any case is taken here, and in the next
+       [](const Place& at, const json&) {
+         EXPECT_EQ(generate(at.llama(), quantized({{"backend", "HQQ"}})),
+                   generate(at.llama(), quantized({{"backend", "hqq"}})));
+       }},
+      {"quantized/backend/Quanto",
+       [](const Place& at, const json&) {
+         EXPECT_EQ(generate(at.llama(), quantized({{"backend", "Quanto"}})),
+                   generate(at.llama(), quantized({{"backend", "quanto"}})));
+       }},
+      {"quantized/backend/foo",
+       [](const Place& at, const json&) {
+         expect_refused(KVPLUG_E_CONFIG,
+                        "known quantizers: ", [&] { generate(at.llama(), quantized({{"backend", "foo"}})); });
+       }},
+      {"quantized/backend/",
+       [](const Place& at, const json&) {
+         expect_refused(KVPLUG_E_CONFIG, "cache_config.backend",
+                        [&] { generate(at.llama(), quantized({{"backend", ""}})); });
+       }},
+      {"quantized/backend/None",
+       [](const Place& at, const json&) {  // no value is the default
+         EXPECT_EQ(generate(at.llama(), quantized({{"backend", nullptr}})),
+                   generate(at.llama(), quantized({{"backend", "quanto"}})));
+       }},
+      {"quantized/no_backend",  // the default of generate() is the default here
+       [](const Place& at, const json&) {
+         EXPECT_EQ(generate(at.llama(), quantized(json::object())),
+                   generate(at.llama(), quantized({{"backend", "quanto"}})));
+       }},
+      {"quantized/fp8/several",
+       [](const Place& at, const json&) {
+         expect_refused(KVPLUG_E_CONFIG, "backend \"fp8\" has no groups and takes no ",
+                        [&] { generate(at.llama(), quantized({{"backend", "fp8"}, {"nbits", 4}, {"axis_key", 0}})); });
+       }},
+      {"quantized/unknown_option",
+       [](const Place& at, const json&) {
+         expect_refused(KVPLUG_E_CONFIG, "cache_config.foo: unknown key",
+                        [&] { generate(at.llama(), quantized({{"backend", "quanto"}, {"foo", 1}})); });
+       }},
+      {"quantized/offloading",
+       [](const Place& at, const json&) {
+         expect_refused(KVPLUG_E_CONFIG, "cache_config.offloading: unknown key",
+                        [&] { generate(at.llama(), quantized({{"backend", "quanto"}, {"offloading", true}})); });
+       }},
+      {"quantized/config_not_consumed",
+       [](const Place& at, const json& c) {
+         Family& family = at.llama();
+         const auto config = make_config(family.host(), family.document(with(quantized(c["result"]))));
+         Ids answers[2];
+         for (Ids& answer : answers) {
+           const auto session = client::make<client::Session>(kvplug_session_create, family.model(), config.get());
+           append_rows(session.get(), {kPrompt});
+           answer = generate(session.get());
+         }
+         EXPECT_EQ(answers[0], answers[1]);
+       }},
+      {"defaults/quantized_layer",
+       [](const Place& at, const json& c) {
+         for (const char* backend : {"quanto", "hqq"}) {
+           json explicitly = c["result"];
+           explicitly["backend"] = backend;
+           const kvp_memory want = plan_of(at.llama(), "quantized", quantized(explicitly)["cache_config"]),
+                            got = plan_of(at.llama(), "quantized", quantized({{"backend", backend}})["cache_config"]);
+           EXPECT_EQ(std::memcmp(&want, &got, sizeof want), 0) << backend;
+         }
+       }},
       {"cache/static/batch_mismatch", [](const Place& at, const json&) { check_batch_mismatch(at, "static"); }},
       {"cache/dynamic/batch_mismatch", [](const Place& at, const json&) { check_batch_mismatch(at, "dynamic"); }},
       {"defaults/DynamicCache", [](const Place& at, const json& c) { check_default(at, "offloaded", c); }},
@@ -241,13 +355,9 @@ const std::map<std::string, Check>& checks() {
 // Why a case has no counterpart here yet, or is proven elsewhere.
 std::string reason_to_skip(const std::string& id) {
   const std::pair<const char*, const char*> reasons[] = {
-      {"quantized/", "refusals of quantized caches are tested by quantized_test and core_test, not by these records"},
-      {"cache_implementation/quantized",
-       "refusals of quantized caches are tested by quantized_test and core_test, not by these records"},
-      {"use_cache_false/config",
-       "refusals of quantized caches are tested by quantized_test and core_test, not by these records"},
-      {"defaults/quantized_layer",
-       "refusals of quantized caches are tested by quantized_test and core_test, not by these records"},
+      {"quantized/fp8/none_is_fine", "a run file has no null: a key that is not wanted is left out"},
+      {"quantized/encoder_decoder", "no encoder-decoder family is provided; their caches are tested as stacks"},
+      {"quantized/layer_types/", "the family is not provided"},
       {"assisted/", "assisted decoding is not provided"},
       {"encdec/", "no encoder-decoder family is provided; their caches are tested as stacks"},
       {"cache/", "constructors of Python classes, or caches of state, which are not provided"},
@@ -262,6 +372,16 @@ std::string reason_to_skip(const std::string& id) {
   return "";
 }
 
+// Part i of an id, "" if there are not so many.
+std::string word_of(const std::string& id, size_t i) {
+  size_t begin = 0;
+  for (; i > 0 && begin != std::string::npos; --i) {
+    const size_t slash = id.find('/', begin);
+    begin = slash == std::string::npos ? slash : slash + 1;
+  }
+  return begin == std::string::npos ? "" : id.substr(begin, id.find('/', begin) - begin);
+}
+
 }  // namespace
 
 void add_error_cases(Tally& tally, const std::map<std::string, std::shared_ptr<Family>>& families) {
@@ -272,9 +392,15 @@ void add_error_cases(Tally& tally, const std::map<std::string, std::shared_ptr<F
     const auto add = [&](Check check) { tally.run("errors", id, [file, place, &c, check] { check(*place, c); }); };
     if (const auto found = checks().find(id); found != checks().end()) {
       add(found->second);
+    } else if (id.starts_with("quantized/layer_types/") && families.contains(word_of(id, 2))) {
+      add([name = word_of(id, 2)](const Place& at, const json&) { check_quantized_layers(at.family(name)); });
+    } else if (id.starts_with("quantized/") && !word_of(id, 3).empty() && word_of(id, 1) != "layer_types") {
+      add([id](const Place& at, const json& record) {
+        check_option(at, record, word_of(id, 1), word_of(id, 2), std::stoll(word_of(id, 3)));
+      });
     } else if (id.starts_with("layers/") && families.contains(rest)) {
       add([rest](const Place& at, const json& record) { check_layers(at.family(rest), record); });
-    } else if (id.starts_with("cache_implementation/") && rest != "quantized") {
+    } else if (id.starts_with("cache_implementation/")) {
       const std::string word = rest == "empty" ? "" : rest;
       add([word](const Place& at, const json& record) { check_word(at, record, word); });
     } else if (const std::string why = reason_to_skip(id); !why.empty()) {

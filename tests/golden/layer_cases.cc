@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The records of Transformers' cache layers (tests/data/golden/layers), replayed on our kinds through the plugin ABI:
 // what the dynamic classes did on `dynamic` and on `offloaded` with a file, what the static ones did on `static` and
-// `offloaded_static`. Views, lengths and what is left at the end equal the record, value for value.
+// `offloaded_static`; what the quantized ones did on `quantized` (strict_layer_cases.cc). Views, lengths and what is
+// left at the end equal the record, value for value.
 //
 // Where we decided otherwise, the reference cache of the tests says what we do, and from there on, until a reset, the
 // case is compared with it alone. The decisions are those below, no others; each time one is needed it is counted, and
@@ -10,19 +11,14 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
-#include <fstream>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 
-#include "golden/tally.h"
+#include "golden/layers_file.h"
 #include "support/kinds.h"
-#include "support/safetensors.h"
 
 namespace kvplug::testing {
 namespace {
-
-using nlohmann::json;
 
 // Where ours differs from the record.
 const char kEmptying[] = "crop of all that was seen empties and never fails (the record refuses, or counts below zero)";
@@ -42,27 +38,6 @@ const std::map<std::string, int64_t> kSeenAtEnd = {
     {"E2/exactly_window", 4}, {"E2/two_crops", 7}, {"E2/late_recording", 11}, {"E7", 2},
     {"E7/cross", 4},          {"E9/42", 46},       {"E9/uninitialised", 2},
 };
-
-struct LayersFile {
-  json cases;
-  std::map<std::string, GoldenTensor> tensors;
-
-  explicit LayersFile(const std::string& name) {
-    const std::filesystem::path folder = std::filesystem::path(KVPLUG_TEST_DATA) / "golden/layers";
-    std::ifstream in(folder / (name + ".json"));
-    const json document = json::parse(in);
-    cases = document.at("cases");
-    tensors = read_safetensors(folder / document.at("tensors").get<std::string>());
-  }
-};
-
-test::Values values_of(const GoldenTensor& tensor) {
-  const std::vector<int64_t>& s = tensor.shape;
-  if (tensor.dtype != "F32" || s.size() != 4) throw std::runtime_error("a golden tensor that is not F32 of four dims");
-  const test::Values v = test::make(test::kF32, {s[0], s[1], s[2], s[3]});
-  std::memcpy(v.memory->data(), tensor.bytes.data(), tensor.bytes.size());
-  return v;
-}
 
 class Replay {
  public:
@@ -271,8 +246,6 @@ class Replay {
 
 // What is not replayed, and why.
 const char* skipped(const std::string& name) {
-  if (name.find("Quantized") != std::string::npos)
-    return "quantized layers: records of hf_compat = \"strict\", which quantized does not serve yet";
   if (name.find("Indexed") != std::string::npos) return "indexer keys: kvp.index/1 is a draft that no kind serves";
   if (name.find("LinearAttention") != std::string::npos)
     return "state layers: no kind serves kvp.state/1 in this release";
@@ -291,6 +264,10 @@ int run_all() {
       const auto layer = golden.at("class").get<std::string>();
       if (const char* reason = skipped(layer)) {
         tally.skip(layer, reason);
+        continue;
+      }
+      if (layer.find("Quantized") != std::string::npos) {
+        add_strict_layer_case(tally, file, golden, decisions);
         continue;
       }
       const bool fixed = layer.rfind("Static", 0) == 0;
