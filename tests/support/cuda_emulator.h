@@ -98,16 +98,18 @@ class Emulator {
     swapcontext(&from->context, &main_);
   }
 
+  // Alone: compilers believe that getcontext returns twice, and fear for the variables of a loop around it.
+  __attribute__((noinline)) static void prepare(Fiber& fiber) {
+    fiber.waits = fiber.done = false;
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_size = kStack;
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, &Emulator::enter, 0);
+  }
+
   void run_block(unsigned threads) {
-    for (unsigned i = 0; i < threads; ++i) {
-      Fiber& fiber = *fibers_[i];
-      fiber.waits = fiber.done = false;
-      getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = fiber.stack.get();
-      fiber.context.uc_stack.ss_size = kStack;
-      fiber.context.uc_link = nullptr;
-      makecontext(&fiber.context, &Emulator::enter, 0);
-    }
+    for (unsigned i = 0; i < threads; ++i) prepare(*fibers_[i]);
     // From barrier to barrier.
     for (unsigned done = 0; done < threads;) {
       unsigned waiting = 0;
