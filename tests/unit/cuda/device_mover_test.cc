@@ -99,7 +99,7 @@ struct Cache {
     if (size == 0) return;
     std::byte* const slot = layer.slot;
     Streams::get().queue(calls->stream(), [this, slot, before] {
-      wrong += std::memcmp(slot, before.data(), before.size()) == 0 ? 0 : 1;
+      wrong += before.empty() || std::memcmp(slot, before.data(), before.size()) == 0 ? 0 : 1;
     });
     const int64_t at = grows ? size - kPage : page % (size / kPage) * kPage;
     Streams::get().queue(calls->stream(), [=] { std::memset(slot + at, value, kPage); });
