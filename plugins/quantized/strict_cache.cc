@@ -15,8 +15,7 @@ using sdk::fail;
 constexpr int64_t kMost = sdk::PagedLayer::kMostTokens;
 constexpr char kNoAttend[] =
     "hf_compat = \"strict\" unpacks all tokens at each step, as Hugging Face does, and attends over that; \"fixed\", "
-    "the "
-    "default, attends over packed ones";
+    "the default, attends over packed ones";
 constexpr char kNoCrop[] =
     "hf_compat = \"strict\" takes no tokens back: what is packed was packed as one; \"fixed\", the default, does";
 

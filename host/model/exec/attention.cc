@@ -12,9 +12,6 @@ namespace {
 
 constexpr int64_t kExpectedTokens = 8192;
 
-int64_t window_of(const kvp_layer& layer) { return layer.kind == KVP_LAYER_SLIDING ? layer.window : 0; }
-int64_t chunk_of(const kvp_layer& layer) { return layer.kind == KVP_LAYER_CHUNKED ? layer.window : 0; }
-
 sdk::AttendShape attend_shape(const kvp_layer& layer, Type type, int64_t batch, int64_t queries) {
   return {.batch = batch,
           .q_heads = layer.q_heads,
@@ -32,6 +29,24 @@ const void* element(const kvp_tensor& t, int64_t b, int64_t column) {
 
 }  // namespace
 
+int64_t window_of(const kvp_layer& layer) { return layer.kind == KVP_LAYER_SLIDING ? layer.window : 0; }
+int64_t chunk_of(const kvp_layer& layer) { return layer.kind == KVP_LAYER_CHUNKED ? layer.window : 0; }
+
+kvp_attend_desc step_desc(size_t index, const kvp_layer& layer, Type type, Scores scores, const StepShape& shape) {
+  kvp_attend_desc desc{};
+  desc.struct_size = sizeof desc;
+  desc.layer = static_cast<int32_t>(index);
+  desc.flags = KVP_ATTEND_CAUSAL | KVP_ATTEND_APPEND | KVP_ATTEND_PADDED;
+  desc.max_batch = shape.max_batch;
+  desc.max_query = shape.max_query;
+  desc.q_dtype = desc.out_dtype = dtype_of(type);
+  desc.scale = scores.scale;
+  desc.softcap = scores.softcap;
+  desc.window = window_of(layer);
+  desc.chunk = chunk_of(layer);
+  return desc;
+}
+
 Attention::Attention(std::span<const kvp_layer> layers, Type type, Scores scores, const StepShape& shape,
                      CacheStack* stack)
     : layers_(layers.begin(), layers.end()), type_(type), scores_(scores), shape_(shape) {
@@ -48,17 +63,7 @@ void Attention::ask(CacheStack* stack) {
   for (size_t i = 0; i < layers_.size(); ++i) {
     const kvp_layer& layer = layers_[i];
     if (stack != nullptr) {
-      kvp_attend_desc desc{};
-      desc.struct_size = sizeof desc;
-      desc.layer = static_cast<int32_t>(i);
-      desc.flags = KVP_ATTEND_CAUSAL | KVP_ATTEND_APPEND | KVP_ATTEND_PADDED;
-      desc.max_batch = shape_.max_batch;
-      desc.max_query = shape_.max_query;
-      desc.q_dtype = desc.out_dtype = dtype_of(type_);
-      desc.scale = scores_.scale;
-      desc.softcap = scores_.softcap;
-      desc.window = window_of(layer);
-      desc.chunk = chunk_of(layer);
+      const kvp_attend_desc desc = step_desc(i, layer, type_, scores_, shape_);
       fused_[i] = stack->can_attend(desc.layer, desc, nullptr);
     }
     if (fused_[i]) continue;

@@ -21,6 +21,14 @@ struct Scores {
   float scale = 1, softcap = 0;
 };
 
+// Of a layer's kind: its window, its chunk; 0 = none.
+int64_t window_of(const kvp_layer& layer);
+int64_t chunk_of(const kvp_layer& layer);
+
+// The steps of a model as plugins are asked about them: layer `index` of the cache, appended to and attended to at
+// once.
+kvp_attend_desc step_desc(size_t index, const kvp_layer& layer, Type type, Scores scores, const StepShape& shape);
+
 class Attention {
  public:
   // Asks the stack (NULL = no cache) which layers it attends to itself. Throws kUnsupported if the kernel cannot serve

@@ -16,6 +16,7 @@
 #include <map>
 
 #include "core/error.h"
+#include "model/exec/attention.h"
 #include "model/exec/device_model.h"
 #include "model/exec/errors.h"
 
@@ -32,9 +33,6 @@ kvp_tensor describe(const at::Tensor& t, kvp_dtype dtype) {
   for (int64_t i = 0; i < t.dim(); ++i) out.shape[i] = t.size(i), out.strides[i] = t.stride(i);
   return out;
 }
-
-int64_t window_of(const kvp_layer& layer) { return layer.kind == KVP_LAYER_SLIDING ? layer.window : 0; }
-int64_t chunk_of(const kvp_layer& layer) { return layer.kind == KVP_LAYER_CHUNKED ? layer.window : 0; }
 
 class DeviceRunner final : public Runner {
  public:
@@ -68,17 +66,8 @@ class DeviceRunner final : public Runner {
     last_batch_ = 0;
     fused_.assign(layers_.size(), false);
     for (size_t i = 0; stack != nullptr && i < layers_.size(); ++i) {
-      kvp_attend_desc desc{};
-      desc.struct_size = sizeof desc;
-      desc.layer = static_cast<int32_t>(i);
-      desc.flags = KVP_ATTEND_CAUSAL | KVP_ATTEND_APPEND | KVP_ATTEND_PADDED;
-      desc.max_batch = shape_.max_batch;
-      desc.max_query = shape_.max_query;
-      desc.q_dtype = desc.out_dtype = dtype_of(model_->type);
-      desc.scale = static_cast<float>(d_.attention_scale);
-      desc.softcap = static_cast<float>(d_.attention_softcap);
-      desc.window = window_of(layers_[i]);
-      desc.chunk = chunk_of(layers_[i]);
+      const Scores scores{static_cast<float>(d_.attention_scale), static_cast<float>(d_.attention_softcap)};
+      const kvp_attend_desc desc = step_desc(i, layers_[i], model_->type, scores, shape_);
       fused_[i] = stack->can_attend(desc.layer, desc, nullptr);
     }
   }
