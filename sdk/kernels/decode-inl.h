@@ -140,8 +140,7 @@ void weighted_sum(const float* p, const T* v, int64_t v_stride, int64_t tokens, 
 }
 
 // Scores of one q vector become weights. Tokens outside [begin, end) weigh nothing. The lanes that are summed follow
-// from positions in the partition. kLoud: a score that is NaN makes the sum NaN instead of weighing nothing.
-template <bool kLoud>
+// from positions in the partition. A score that is NaN makes the sum NaN instead of weighing nothing.
 inline void softmax_row(float* s, int64_t begin, int64_t end, int64_t from, int64_t to, float softcap,
                         const float* bias, int64_t bias_stride, float* m_out, float* l_out) {
   if (softcap > 0) {
@@ -162,7 +161,7 @@ inline void softmax_row(float* s, int64_t begin, int64_t end, int64_t from, int6
     const V x = sub(load(s + t), base), p = exp_nonpositive(x);
     store(s + t, p);
     sum = add(sum, p);
-    if (kLoud) sum = add(sum, unless_number(x));
+    sum = add(sum, unless_number(x));
   }
   *m_out = m;
   *l_out = sum_lanes(sum);
@@ -228,8 +227,7 @@ void decode_typed(const AttendJob& job, int64_t b, int64_t kv_head, int64_t part
       bias = bias_at(job, b, kv_head, span, r, &stride);
       bias += origin * stride;
     }
-    softmax_row<false>(s + r * kScoreStride, own_begin, own_end, from, to, job.call.softcap, bias, stride, m + r,
-                       l + r);
+    softmax_row(s + r * kScoreStride, own_begin, own_end, from, to, job.call.softcap, bias, stride, m + r, l + r);
   }
   for (int64_t r = n; r < partial_head(n); ++r) m[r] = kMinusInfinity, l[r] = 0;
 

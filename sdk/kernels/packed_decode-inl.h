@@ -303,8 +303,7 @@ void packed_decode(const AttendJob& job, int64_t b, int64_t kv_head, int64_t par
     const TokenSpan own = visible(job.call, row, row.q_position + span.first + r / job.group);
     const int64_t own_begin = lesser(greater(own.begin - origin, begin), end);
     const int64_t own_end = greater(lesser(own.end - origin, end), own_begin);
-    softmax_row<true>(s + r * kPackedStride, own_begin, own_end, begin, end, job.call.softcap, nullptr, 0, m + r,
-                      l + r);
+    softmax_row(s + r * kPackedStride, own_begin, own_end, begin, end, job.call.softcap, nullptr, 0, m + r, l + r);
   }
   with_codes(job.packed->v.form, [&](auto codes) { packed_sum(codes, item, s, acc, value_pad, carver); });
 }

@@ -61,12 +61,12 @@ inline void unpack_rows(const PackedCall& call, const PackedSide& side, int64_t 
 template <class T>
 void packed_prefill_typed(const AttendJob& job, int64_t b, int64_t kv_head, int64_t first_vector, float* work) {
   const PackedCall& call = *job.packed;
-  prefill_tile<T, true>(job, b, kv_head, first_vector, work,
-                        [&](int64_t block, int64_t begin, int64_t end, float* k_buffer, float* v_buffer, float* spare) {
-                          unpack_rows(call, call.k, b, kv_head, block, begin, end, job.key_pad, k_buffer, spare);
-                          unpack_rows(call, call.v, b, kv_head, block, begin, end, job.value_pad, v_buffer, spare);
-                          return BlockRows{k_buffer, v_buffer, job.key_pad, job.value_pad};
-                        });
+  prefill_tile<T>(job, b, kv_head, first_vector, work,
+                  [&](int64_t block, int64_t begin, int64_t end, float* k_buffer, float* v_buffer, float* spare) {
+                    unpack_rows(call, call.k, b, kv_head, block, begin, end, job.key_pad, k_buffer, spare);
+                    unpack_rows(call, call.v, b, kv_head, block, begin, end, job.value_pad, v_buffer, spare);
+                    return BlockRows{k_buffer, v_buffer, job.key_pad, job.value_pad};
+                  });
 }
 
 void packed_prefill(const AttendJob& job, int64_t b, int64_t kv_head, int64_t first_vector, float* work) {

@@ -100,7 +100,6 @@ const float* block_rows_or_direct(const T* source, int64_t stride, int64_t begin
 
 // Online softmax of scores[first..last)[kPanel]: leaves weights there and the factors for what was summed before.
 // bounds: NULL, or first and one past the last visible token of each lane, relative to the block.
-template <bool kLoud>
 inline void softmax_panel(const Panel& panel, float* scores, int64_t first, int64_t last, float softcap,
                           const float* bounds, float* factor) {
   const V lowest = set1(kMinusInfinity), cap = set1(softcap), inverse = set1(softcap > 0 ? 1.0f / softcap : 0.0f);
@@ -128,7 +127,7 @@ inline void softmax_panel(const Panel& panel, float* scores, int64_t first, int6
       const V x = sub(load(s + t * kPanel), base), p = exp_nonpositive(x);
       store(s + t * kPanel, p);
       sum = add(sum, p);
-      if (kLoud) sum = add(sum, unless_number(x));
+      sum = add(sum, unless_number(x));
     }
     store(panel.m + j, top);
     store(panel.l + j, sum);
@@ -143,8 +142,8 @@ struct BlockRows {
 };
 
 // T: elements of q. rows(block, begin, end, k_buffer, v_buffer, spare) gives the rows of a block, zeros or what the
-// cache holds outside of [begin, end); spare: scratch of its own. kLoud: as in softmax_row.
-template <class T, bool kLoud, class Rows>
+// cache holds outside of [begin, end); spare: scratch of its own.
+template <class T, class Rows>
 void prefill_tile(const AttendJob& job, int64_t b, int64_t kv_head, int64_t first_vector, float* work, Rows&& rows_of) {
   const AttendRow& row = job.call.rows[b];
   const QuerySpan span = real_queries(row);
@@ -241,7 +240,7 @@ void prefill_tile(const AttendJob& job, int64_t b, int64_t kv_head, int64_t firs
           }
         }
       }
-      softmax_panel<kLoud>(panel, scores, from, to, softcap, edge ? bounds : nullptr, factor);
+      softmax_panel(panel, scores, from, to, softcap, edge ? bounds : nullptr, factor);
       for (int64_t j = 0; j < value_vectors; j += kRowVectors) {
         with_count<kRowVectors>(value_vectors - j, [&](auto count) {
           constexpr int kVectors = decltype(count)::value, kRows = kRowVectors >= 4 && kVectors <= 2 ? 8 : 4;
@@ -273,7 +272,7 @@ void prefill_typed(const AttendJob& job, int64_t b, int64_t kv_head, int64_t fir
                                job.shape.value_dim, job.value_pad, kLanes, v_buffer, &x.v_stride);
     return x;
   };
-  prefill_tile<T, false>(job, b, kv_head, first_vector, work, rows);
+  prefill_tile<T>(job, b, kv_head, first_vector, work, rows);
 }
 
 void prefill(const AttendJob& job, int64_t b, int64_t kv_head, int64_t first_vector, float* work) {

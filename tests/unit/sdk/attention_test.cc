@@ -225,6 +225,28 @@ TEST_P(Attention, LargeScoresStayFinite) {
   }
 }
 
+// A key that is NaN spoils the whole result of who sees it, and nobody else's.
+TEST_P(Attention, ANanKeyIsNeverSilent) {
+  for (const kvp_dtype type : {kF32, kF16, kB16}) {
+    for (const int64_t queries : {1, 40}) {
+      Random random(8000);
+      Problem p;
+      p.shape = {0, 4, 2, 0, 64, 64, type};
+      p.scale = 0.1f;
+      Row row;
+      row.q_count = queries, row.q_position = 600, row.kv_end = 600 + queries;
+      fill_row(&random, p, &row, false);
+      row.k[static_cast<size_t>((row.kv_end + 450) * 64 + 3)] = kNan;  // of K/V head 1
+      p.rows = {row};
+      const Result seen = run_ok(p)[0];
+      for (size_t i = 0; i < seen.out.size(); ++i) ASSERT_EQ(std::isnan(seen.out[i]), i >= seen.out.size() / 2) << i;
+      p.window = 100;
+      const Result unseen = run_ok(p)[0];
+      for (const float x : unseen.out) ASSERT_FALSE(std::isnan(x));
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Levels, Attention, testing::Values("scalar", "avx2", "avx512"),
                          [](const auto& level) { return std::string(level.param); });
 
