@@ -21,13 +21,21 @@ DeviceMover::DeviceMover(std::shared_ptr<sdk::DeviceQueue> calls, size_t layers,
   for (void** event : {&ready_[0], &ready_[1], &any_}) {
     if (error == 0) error = device.make_event(calls_->id(), event);
   }
-  if (error != 0) sdk::fail(KVP_DEVICE, "no stream for moving layers: ", device.error_text(error));
+  if (error == 0) return;
+  drop();
+  sdk::fail(KVP_DEVICE, "no stream for moving layers: ", device.error_text(error));
 }
 
 DeviceMover::~DeviceMover() {
   moves_.run(&Device::synchronize);
-  for (void* event : {ready_[0], ready_[1], any_}) calls_->device().drop_event(calls_->id(), event);
-  calls_->device().drop_stream(calls_->id(), moves_.stream());
+  drop();
+}
+
+void DeviceMover::drop() noexcept {
+  for (void* event : {ready_[0], ready_[1], any_}) {
+    if (event != nullptr) calls_->device().drop_event(calls_->id(), event);
+  }
+  if (moves_.stream() != nullptr) calls_->device().drop_stream(calls_->id(), moves_.stream());
 }
 
 void DeviceMover::order(sdk::DeviceQueue& first, sdk::DeviceQueue& second, void* event) noexcept {

@@ -42,6 +42,8 @@ class DeviceMover final : public Mover {
   void retire() override;
   void renew() override;
 
+  // Gives the stream and the events back.
+  void drop() noexcept;
   // `second` behind what `first` has been given so far.
   void order(sdk::DeviceQueue& first, sdk::DeviceQueue& second, void* event) noexcept;
   // body(address, bytes, offset in the span) over the pieces that a span of a layer lies in.
