@@ -20,6 +20,7 @@ std::atomic<const KernelLevel*> forced_level{nullptr};
 
 bool runs(const KernelLevel& level) {
 #if defined(__x86_64__)
+  if (&level == &kAvx512VnniLevel) return runs(kAvx512Level) && __builtin_cpu_supports("avx512vnni");
   if (&level == &kAvx512Level) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
@@ -31,7 +32,7 @@ bool runs(const KernelLevel& level) {
 
 const KernelLevel* const kLevels[] = {  // best first
 #if defined(__x86_64__)
-    &kAvx512Level, &kAvx2Level,
+    &kAvx512VnniLevel, &kAvx512Level, &kAvx2Level,
 #endif
     &kScalarLevel};
 

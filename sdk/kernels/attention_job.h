@@ -60,7 +60,7 @@ kvp_status attend_run(AttendJob job, const AttendCall& call, const kvp_host_para
 
 extern const KernelLevel kScalarLevel;
 #if defined(__x86_64__)
-extern const KernelLevel kAvx2Level, kAvx512Level;
+extern const KernelLevel kAvx2Level, kAvx512Level, kAvx512VnniLevel;
 #endif
 
 // Internal linkage: each target compiles its own copy.

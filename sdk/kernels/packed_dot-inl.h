@@ -3,8 +3,9 @@
 // a tile), unpacked in registers once for up to kPackedHeads vectors.
 //
 // Codes of up to 4 bits meet factors of 8 bits: byte products in 16-bit sums, which cannot overflow before they are
-// widened (kUnitsBetween). Codes of 8 bits meet factors of 16 bits, even and odd bytes apart. A lane's sum is exact, so
-// no order of anything can change it.
+// widened (kUnitsBetween), or at once in 32-bit sums where the CPU has that (kDotBytes). Codes of 8 bits meet factors
+// of 16 bits, even and odd bytes apart. A lane's sum is exact, so no order of anything can change it, and no level of
+// instructions either.
 #pragma once
 
 #include "packed_job.h"
@@ -78,14 +79,14 @@ KVPLUG_INLINE void add_row(const uint8_t* tile, int64_t unit, int64_t high_plane
     for (int v = 0; v < kRowVectors64; ++v) odd[v] = shift_right16<8>(c[v]);
     for (int h = 0; h < kHeads; ++h) {
       const I a = broadcast(w[h * w_stride + 2 * kRow]), b = broadcast(w[h * w_stride + 2 * kRow + 1]);
-      for (int v = 0; v < kRowVectors64; ++v) acc[h][v] = add32(acc[h][v], multiply_add16(even[v], a));
-      for (int v = 0; v < kRowVectors64; ++v) acc[h][v] = add32(acc[h][v], multiply_add16(odd[v], b));
+      for (int v = 0; v < kRowVectors64; ++v) acc[h][v] = dot16(acc[h][v], even[v], a);
+      for (int v = 0; v < kRowVectors64; ++v) acc[h][v] = dot16(acc[h][v], odd[v], b);
       for (int v = 0; v < kRowVectors64; ++v) settle(acc[h][v]);
     }
   } else {
     for (int h = 0; h < kHeads; ++h) {
       const I a = broadcast(w[h * w_stride + kRow]);
-      for (int v = 0; v < kRowVectors64; ++v) acc[h][v] = add16(acc[h][v], multiply_add8(c[v], a));
+      for (int v = 0; v < kRowVectors64; ++v) acc[h][v] = dot8(acc[h][v], c[v], a);
       for (int v = 0; v < kRowVectors64; ++v) settle(acc[h][v]);
     }
   }
@@ -115,7 +116,7 @@ KVPLUG_INLINE void add_unit(const UnitList& list, int64_t i, I (&acc)[kHeads][kR
 template <int kBits, int kHeads>
 KVPLUG_INLINE void dot_units(const UnitList& list, I (&sum)[kHeads][kRowVectors64]) {
   clear(sum);
-  if constexpr (kWide<kBits>) {
+  if constexpr (kWide<kBits> || kDotBytes) {
     for (int64_t i = 0; i < list.n; ++i) add_unit<kBits, kHeads>(list, i, sum);
   } else {
     for (int64_t i = 0; i < list.n;) {

@@ -191,6 +191,18 @@ inline void store_codes16(int32_t* to, const V* x) {
 
 #endif
 
+// acc + codes . b over the bytes of each lane: of 32 bits if kDotBytes, else of 16.
+// acc + a . b over the halves of each lane of 32 bits.
+#if defined(__AVX512VNNI__)
+inline constexpr bool kDotBytes = true;
+inline I dot8(I acc, I codes, I b) { return _mm512_dpbusd_epi32(acc, codes, b); }
+inline I dot16(I acc, I a, I b) { return _mm512_dpwssd_epi32(acc, a, b); }
+#else
+inline constexpr bool kDotBytes = false;
+inline I dot8(I acc, I codes, I b) { return add16(acc, multiply_add8(codes, b)); }
+inline I dot16(I acc, I a, I b) { return add32(acc, multiply_add16(a, b)); }
+#endif
+
 // Holds a sum in its register and its place in the order: compilers gather products first and spill them.
 inline void settle([[maybe_unused]] I& x) {
 #if defined(__AVX512F__)

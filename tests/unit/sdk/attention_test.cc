@@ -247,7 +247,7 @@ TEST_P(Attention, ANanKeyIsNeverSilent) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Levels, Attention, testing::Values("scalar", "avx2", "avx512"),
+INSTANTIATE_TEST_SUITE_P(Levels, Attention, testing::Values("scalar", "avx2", "avx512", "avx512_vnni"),
                          [](const auto& level) { return std::string(level.param); });
 
 TEST(AttentionLevels, Agree) {
@@ -257,7 +257,7 @@ TEST(AttentionLevels, Agree) {
     p.out_dtype = kF32;
     ASSERT_TRUE(set_attend_level("scalar"));
     const auto want = run_ok(p);
-    for (const char* level : {"avx2", "avx512"}) {
+    for (const char* level : {"avx2", "avx512", "avx512_vnni"}) {
       if (!set_attend_level(level)) continue;
       SCOPED_TRACE(std::string(level) + " case " + std::to_string(n) + ": " + describe(p));
       const auto got = run_ok(p);

@@ -67,8 +67,8 @@ size_t attend_scratch_bytes(const AttendShape& shape, int32_t workers);
 kvp_status attend(const AttendShape& shape, const AttendCall& call, const kvp_host_parallel* parallel, void* scratch,
                   size_t scratch_bytes);
 
-// "avx512", "avx2" or "scalar": the level in use, the best this CPU has. Tests may force one, NULL undoes it; false if
-// it is unknown or the CPU lacks it.
+// "avx512_vnni", "avx512", "avx2" or "scalar": the level in use, the best this CPU has. Tests may force one, NULL
+// undoes it; false if it is unknown or the CPU lacks it.
 const char* attend_level();
 bool set_attend_level(const char* level);
 
