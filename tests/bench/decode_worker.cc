@@ -47,29 +47,38 @@ int32_t step(kvplug_generation* generation, int32_t id) {
   return event.token_id;
 }
 
+// JSON as the text of a TOML value: they differ in tables alone.
+std::string toml_text(const nlohmann::json& value) {
+  if (!value.is_object()) return value.dump();
+  std::string text;
+  for (const auto& [key, inner] : value.items()) text += (text.empty() ? "" : ", ") + key + " = " + toml_text(inner);
+  return "{" + text + "}";
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
     if (argc != 4) throw Failure(KVP_INVALID_ARGUMENT, "usage: decode_worker MODEL_FOLDER DTYPE THREADS");
     const Host host = make<Host>(kvplug_host_create, nullptr);
-    const Config config = make<Config>(kvplug_config_create, host.get());
-    const std::map<const char*, std::string> settings = {{"model.path", nlohmann::json(argv[1]).dump()},
-                                                         {"model.dtype", nlohmann::json(argv[2]).dump()},
-                                                         {"run.threads", argv[3]},
-                                                         {"run.seed", "0"},
-                                                         {"generation.eos_token_id", "[]"},
-                                                         {"generation.max_new_tokens", "65"}};
-    for (const auto& [key, value] : settings) call(kvplug_config_set, config.get(), key, value.c_str());
-    const Model model = make<Model>(kvplug_model_load, host.get(), config.get(), nullptr, nullptr);
+    const auto configured = [&](std::map<std::string, std::string> settings) {
+      Config config = make<Config>(kvplug_config_create, host.get());
+      settings.insert({{"model.path", nlohmann::json(argv[1]).dump()},
+                       {"model.dtype", nlohmann::json(argv[2]).dump()},
+                       {"run.threads", argv[3]},
+                       {"run.seed", "0"},
+                       {"generation.eos_token_id", "[]"}});
+      for (const auto& [key, value] : settings) call(kvplug_config_set, config.get(), key.c_str(), value.c_str());
+      return config;
+    };
+    const Model model = make<Model>(kvplug_model_load, host.get(), configured({}).get(), nullptr, nullptr);
     std::cout << R"({"ready": true})" << std::endl;
     for (std::string line; std::getline(std::cin, line);) {
       const auto request = nlohmann::json::parse(line);
       const int64_t context = request["context"], fresh = request["new"];
-      call(kvplug_config_set, config.get(), "generation.max_new_tokens", std::to_string(fresh + 1).c_str());
-      for (const auto& [key, value] : request["cache"].items()) {
-        call(kvplug_config_set, config.get(), ("generation." + key).c_str(), value.dump().c_str());
-      }
+      std::map<std::string, std::string> settings = {{"generation.max_new_tokens", std::to_string(fresh + 1)}};
+      for (const auto& [key, value] : request["cache"].items()) settings["generation." + key] = toml_text(value);
+      const Config config = configured(settings);
       const Session session = make<Session>(kvplug_session_create, model.get(), config.get());
       const auto ids = context_ids(context);
       call(kvplug_session_append_ids, session.get(), 0u, ids.data(), ids.size());
