@@ -99,9 +99,9 @@ kvplug_status kvplug_plan_run(kvplug_host* host, const kvplug_config* config, kv
       full.cache_bytes_host = tier(KVP_TIER_HOST);
       full.cache_bytes_file = tier(KVP_TIER_FILE);
       full.scratch_bytes = plan.cache.total.reserved[KVP_TIER_HOST][KVP_PURPOSE_SCRATCH];
-      full.peak_device_bytes = plan.cache.total.peak[KVP_TIER_DEVICE];
-      full.peak_host_bytes = plan.peak_host_bytes;
-      full.limit_host_bytes = plan.limit_host_bytes;
+      full.peak_device_bytes = plan.peak[KVP_TIER_DEVICE];
+      full.peak_host_bytes = plan.peak[KVP_TIER_HOST];
+      full.limit_host_bytes = plan.limit[KVP_TIER_HOST];
       full.fits = plan.fits ? 1 : 0;
       std::memcpy(out, &full, std::min(out->struct_size, sizeof full));
     }
@@ -154,14 +154,16 @@ kvplug_status kvplug_run(kvplug_host* host, const kvplug_config* config, const k
     if (run.memory.plan != "off") {
       const auto check = [&] {
         const report::RunPlan plan = make_plan(*state, effective, prompts.all, need);
-        if (plan.limit_host_bytes == 0) return;
-        generate::check_fits(plan.weight_bytes, plan.peak_host_bytes - plan.weight_bytes, plan.limit_host_bytes);
+        for (const int tier : {KVP_TIER_HOST, KVP_TIER_DEVICE}) {
+          const uint64_t weights = generate::weights_in(tier, run.model.device, plan.weight_bytes);
+          if (plan.limit[tier] != 0) generate::check_fits(tier, weights, plan.peak[tier] - weights, plan.limit[tier]);
+        }
       };
       try {
         check();
       } catch (const Error& first) {
         if (!generate::is_out_of_memory(first)) throw;
-        if (!run.cache.oom_fallback) throw generate::with_memory_hint(first, run.generation);
+        if (!run.cache.oom_fallback) throw generate::with_memory_hint(first, run);
         // The failure that the plan foresees takes the way of one that happens.
         generate::Event notice;
         notice.type = generate::EventType::kNotice;

@@ -82,6 +82,14 @@ std::string kind_text(const nlohmann::json& plan) {
   return out;
 }
 
+// "fits (limit 8.00 GB, of the device 4.00 GB)"
+std::string fits_text(const nlohmann::json& plan) {
+  const uint64_t host = plan["limit_host_bytes"], device = plan["limit_device_bytes"];
+  if (host == 0 && device == 0) return "limit unknown";
+  return fmt::format("{} (limit {}{})", plan["fits"].get<bool>() ? "fits" : "does not fit",
+                     host ? bytes_text(host) : "unknown", device ? ", of the device " + bytes_text(device) : "");
+}
+
 }  // namespace
 
 std::string bytes_text(uint64_t bytes) {
@@ -115,11 +123,8 @@ std::string plan_text(const nlohmann::json& plan) {
     out += fmt::format("{:<22}{:<17}{}{}{}\n", name, here ? bytes_text(here) : "-", there ? bytes_text(there) : "-",
                        file ? "            and " + bytes_text(file) + " in files" : "", tokens_text(plan, purpose));
   }
-  const uint64_t limit = plan["limit_host_bytes"];
-  const bool fits = plan["fits"];
-  out += fmt::format(
-      "{:<22}{:<17}{:<13}{}\n", "total", bytes_text(host), device ? bytes_text(device) : "-",
-      limit == 0 ? "limit unknown" : fmt::format("{} (limit {})", fits ? "fits" : "does not fit", bytes_text(limit)));
+  out += fmt::format("{:<22}{:<17}{:<13}{}\n", "total", bytes_text(host), device ? bytes_text(device) : "-",
+                     fits_text(plan));
   uint64_t held = 0;  // for keys and values; scratch is none of them
   for (const char* purpose : {"kv", "packed", "residual", "scales"}) {
     if (!plan["totals"].contains(purpose)) continue;

@@ -77,8 +77,7 @@ class Resolver {
                   text("input.messages_column"), view.value("input.batch_size").get<int64_t>(),
                   view.value("input.limit").get<int64_t>()};
     run_.memory.plan = text("memory.plan");
-    const json bytes = view.value("memory.max_host_bytes");
-    if (bytes.is_number()) run_.memory.max_host_bytes = bytes.get<uint64_t>();
+    memory_limits(view);
     run_.memory.headroom = view.value("memory.headroom").get<double>();
     run_.output = {text("output.format"),
                    text("output.path"),
@@ -88,6 +87,18 @@ class Resolver {
                    flag("output.overwrite"),
                    text("output.progress"),
                    text("output.color")};
+  }
+
+  void memory_limits(const View& view) {
+    const json host = view.value("memory.max_host_bytes"), device = view.value("memory.max_device_bytes");
+    if (host.is_number()) run_.memory.max_host_bytes = host.get<uint64_t>();
+    if (!device.is_number()) return;
+    if (!run_.model.device.starts_with("cuda"))
+      throw Error(
+          Code::kConfig,
+          "a limit of device memory, and the model computes on the CPU (model.device = \"" + run_.model.device + "\")",
+          "use memory.max_host_bytes, or set model.device = \"cuda\"", view.where("memory.max_device_bytes"));
+    run_.memory.max_device_bytes = device.get<uint64_t>();
   }
 
   void tokenizer(const View& view) {

@@ -148,9 +148,10 @@ struct CacheSection {
 };
 
 struct MemorySection {
-  std::string plan;                        // off | check | exact
-  std::optional<uint64_t> max_host_bytes;  // absent = "auto"
-  double headroom = 0.05;                  // part of the limit that stays free
+  std::string plan;                          // off | check | exact
+  std::optional<uint64_t> max_host_bytes;    // absent = "auto"
+  std::optional<uint64_t> max_device_bytes;  // likewise; only with a device
+  double headroom = 0.05;                    // part of the limits that stays free
   friend bool operator==(const MemorySection&, const MemorySection&) = default;
 };
 

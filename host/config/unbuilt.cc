@@ -15,7 +15,6 @@ constexpr auto kUnbuilt = std::to_array<UnbuiltKey>({
     {"cache.state_dtype", R"("auto")", ""},
     {"cache.state_snapshots", "1", ""},
     {"debug", "", ""},
-    {"memory.max_device_bytes", R"("auto")", "this release computes on the CPU; see memory.max_host_bytes"},
     {"metrics", "", "output.format = \"json\" holds the figures"},
     {"model.attn_implementation", R"("auto")", ""},
     {"perplexity", "", ""},

@@ -250,7 +250,7 @@ bool Generation::next(Event& event) {
       }
       s.fail();
       if (s.ran_out && is_out_of_memory(error)) throw both_failed(*s.ran_out, error);
-      if (is_out_of_memory(error)) throw with_memory_hint(error, s.session.run.generation);
+      if (is_out_of_memory(error)) throw with_memory_hint(error, s.session.run);
       throw;
     } catch (...) {
       s.fail();

@@ -72,6 +72,10 @@ StackParams Session::State::params(int64_t batch, int64_t tokens) const {
   return out;
 }
 
+uint64_t Session::State::weights(int tier) const {
+  return weights_in(tier, context.executor->options().device, context.executor->weight_bytes());
+}
+
 void Session::State::check_ids(std::span<const int32_t> ids) const {
   const int64_t vocab = context.executor->description().vocab_size;
   for (size_t i = 0; i < ids.size(); ++i) {
@@ -150,9 +154,9 @@ kvp_memory Session::State::plan(int64_t slots) const {
   const kvp_memory total = CacheStack::plan(*context.registry, context.executor->description().cache_layers(),
                                             cache_choice(run), params(batch, tokens), batch, slots)
                                .total;
-  if (run.memory.plan != "off" && run.memory.max_host_bytes) {
-    check_fits(context.executor->weight_bytes(), total.peak[KVP_TIER_HOST],
-               usable_bytes(*run.memory.max_host_bytes, run.memory));
+  for (const int tier : {KVP_TIER_HOST, KVP_TIER_DEVICE}) {
+    const auto usable = usable_in(tier, run.memory);
+    if (run.memory.plan != "off" && usable) check_fits(tier, weights(tier), total.peak[tier], *usable);
   }
   return total;
 }
@@ -163,10 +167,10 @@ void Session::State::prepare(int64_t slots, int64_t query) {
     if (!lent) planned = plan(slots);  // what a cache handed in holds is its maker's affair
     if (!stack) {
       // The newest session's word counts for the host: without a limit an earlier one ends.
-      const uint64_t weights = context.executor->weight_bytes();
-      const auto& limit = run.memory.max_host_bytes;
-      const uint64_t usable = limit ? usable_bytes(*limit, run.memory) : UINT64_MAX;
-      context.services->memory().set_limit(KVP_TIER_HOST, limit ? usable - std::min(usable, weights) : UINT64_MAX);
+      for (const int tier : {KVP_TIER_HOST, KVP_TIER_DEVICE}) {
+        const auto usable = usable_in(tier, run.memory);
+        context.services->memory().set_limit(tier, usable ? *usable - std::min(*usable, weights(tier)) : UINT64_MAX);
+      }
       stack = CacheStack::create(*context.registry, context.executor->description().cache_layers(), cache_choice(run),
                                  params(batch, run.generation.max_cache_len.value_or(slots)));
     }

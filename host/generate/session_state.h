@@ -30,6 +30,7 @@ struct Session::State {
   nlohmann::json past_counters = nlohmann::json::object();  // of stacks that are gone
 
   StackParams params(int64_t batch, int64_t tokens) const;
+  uint64_t weights(int tier) const;  // bytes of them in the tier
   void check_ids(std::span<const int32_t> ids) const;
   SessionRow& row(uint32_t index);  // makes it if it is the next one
   const SessionRow& row(uint32_t index) const;

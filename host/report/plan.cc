@@ -31,7 +31,6 @@ RunPlan plan_run(Registry& registry, const config::Run& run, const model::Descri
   out.weight_bytes = model::weight_bytes(model, out.dtype);
   out.batch = batch;
   out.tokens = tokens;
-  out.peak_host_bytes = out.weight_bytes;
   if (run.generation.use_cache) {
     StackParams params;
     params.batch = batch;
@@ -40,11 +39,14 @@ RunPlan plan_run(Registry& registry, const config::Run& run, const model::Descri
     model::place(params, run.model.device);
     out.cache =
         CacheStack::plan(registry, model.cache_layers(), generate::cache_choice(run), params, batch, out.tokens);
-    out.peak_host_bytes += out.cache.total.peak[KVP_TIER_HOST];
   }
-  const uint64_t limit = run.memory.max_host_bytes.value_or(available_host_bytes());
-  out.limit_host_bytes = limit == 0 ? 0 : generate::usable_bytes(limit, run.memory);
-  out.fits = out.limit_host_bytes == 0 || out.peak_host_bytes <= out.limit_host_bytes;
+  const uint64_t available = available_host_bytes();
+  out.limit[KVP_TIER_HOST] = available == 0 ? 0 : generate::usable_bytes(available, run.memory);
+  for (const int tier : {KVP_TIER_HOST, KVP_TIER_DEVICE}) {
+    out.peak[tier] = generate::weights_in(tier, run.model.device, out.weight_bytes) + out.cache.total.peak[tier];
+    if (const auto usable = generate::usable_in(tier, run.memory)) out.limit[tier] = *usable;
+    out.fits = out.fits && (out.limit[tier] == 0 || out.peak[tier] <= out.limit[tier]);
+  }
   return out;
 }
 
@@ -91,12 +93,13 @@ int64_t packed_tokens(const GroupChoice& choice, int64_t tokens) {
 }
 
 nlohmann::json plan_json(const RunPlan& plan, const config::Run& run, const model::Description& model) {
-  nlohmann::json totals = {{"weights", {{"host", plan.weight_bytes}}}};
+  const char* const weights_tier = tier_word(model::on_device(run.model.device) ? KVP_TIER_DEVICE : KVP_TIER_HOST);
+  nlohmann::json totals = {{"weights", {{weights_tier, plan.weight_bytes}}}};
   nlohmann::json rows = cache_rows(plan.cache, &LayerPlacement::model_layer);
   rows.insert(rows.begin(), nlohmann::json{{"layer", nullptr},
                                            {"kind", "weights"},
                                            {"plugin", nullptr},
-                                           {"tier", "host"},
+                                           {"tier", weights_tier},
                                            {"purpose", "weights"},
                                            {"bytes", plan.weight_bytes}});
   const auto full = std::find_if(plan.cache.placements.begin(), plan.cache.placements.end(),
@@ -131,8 +134,10 @@ nlohmann::json plan_json(const RunPlan& plan, const config::Run& run, const mode
           {"totals", totals},
           {"cache_bytes", cache_bytes},
           {"unquantized_bytes", plan.cache.total.unquantized},
-          {"peak_host_bytes", plan.peak_host_bytes},
-          {"limit_host_bytes", plan.limit_host_bytes},
+          {"peak_host_bytes", plan.peak[KVP_TIER_HOST]},
+          {"limit_host_bytes", plan.limit[KVP_TIER_HOST]},
+          {"peak_device_bytes", plan.peak[KVP_TIER_DEVICE]},
+          {"limit_device_bytes", plan.limit[KVP_TIER_DEVICE]},
           {"fits", plan.fits}};
 }
 

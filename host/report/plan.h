@@ -22,8 +22,9 @@ struct RunPlan {
   uint64_t weight_bytes = 0;
   StackPlan cache;  // empty with use_cache = false
   int64_t batch = 1, tokens = 0;
-  uint64_t peak_host_bytes = 0;
-  uint64_t limit_host_bytes = 0;  // headroom taken off; 0 = unknown
+  // Weights and cache by KVP_TIER_HOST and KVP_TIER_DEVICE, and what of the tier the run may use: headroom taken off, 0
+  // = unknown.
+  uint64_t peak[KVP_N_TIERS] = {}, limit[KVP_N_TIERS] = {};
   bool fits = true;
   kvp_dtype dtype{};
 };

@@ -172,6 +172,18 @@ TEST(Resolve, Sizes) {
     EXPECT_NE(toml_error("memory.max_host_bytes = " + std::string(bad) + "\n"), "no error") << bad;
 }
 
+TEST(Resolve, ALimitOfDeviceMemoryNeedsADevice) {
+  const std::string limit = "memory.max_device_bytes = \"2GiB\"\n";
+  EXPECT_EQ(from_toml("model.device = \"cuda:1\"\n" + limit).resolve().memory.max_device_bytes, uint64_t{2} << 30);
+  EXPECT_EQ(from_toml("memory.max_device_bytes = \"auto\"\n").resolve().memory.max_device_bytes, std::nullopt);
+  for (const char* device : {"", "model.device = \"cpu\"\n"}) {
+    const std::string message = toml_error(limit + device);
+    EXPECT_TRUE(message.starts_with("run.toml:2:8: memory.max_device_bytes: a limit of device memory, and "))
+        << message;
+    EXPECT_NE(message.find("memory.max_host_bytes"), std::string::npos) << message;
+  }
+}
+
 TEST(Resolve, PathsStartFromTheFile) {
   const auto run = from_toml(
                        "model.path = \"../m\"\ntokenizer.path = \"/abs/t\"\ninput.jsonl = \"in/p.jsonl\"\n"
