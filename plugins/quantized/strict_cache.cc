@@ -26,13 +26,17 @@ void must_allocate(const kvp_call& call) {
   fail(KVP_INVALID_STATE, "a prepared call must not allocate; hf_compat = \"strict\" does at each step");
 }
 
-WholeQuantizer whole_quantizer(const kvp_qhandle* handle, int64_t heads, int64_t dim) {
+WholeQuantizer whole_quantizer(const kvp_qhandle* handle, kvp_dtype dtype, int64_t heads, int64_t dim) {
   WholeQuantizer out{sdk::read_struct(handle), heads, dim};
-  if ((spec_of(out.handle).flags & KVP_Q_STRICT) == 0) {
+  const kvp_qspec spec = spec_of(out.handle);
+  if ((spec.flags & KVP_Q_STRICT) == 0) {
     fail(KVP_UNSUPPORTED, "hf_compat = \"strict\" needs a quantizer that has it too, such as hqq, quanto or fp8; '",
          id_of(out.handle), "' has not: use hf_compat = \"fixed\", the default");
   }
-  out.bound(1, 1);  // what fits no length at all is refused here
+  if (!sdk::same_dtype(spec.out_dtype, dtype)) {
+    fail(KVP_INVALID_ARGUMENT, "quantizer '", id_of(out.handle), "' was made for ", sdk::name_of(spec.out_dtype),
+         "; K and V are ", sdk::name_of(dtype));
+  }
   return out;
 }
 
@@ -58,9 +62,10 @@ StrictForm::StrictForm(const kvp_cache_create& create) : options(read_options(cr
     StrictLayerForm form;
     form.layout = {layer.kv_heads, layer.key_dim, layer.value_dim, sdk::element_bytes(create.dtype)};
     form.dtype = create.dtype;
-    form.k = whole_quantizer(create.quantizer_key, layer.kv_heads, layer.key_dim);
-    form.v = whole_quantizer(create.quantizer_value, layer.kv_heads, layer.value_dim);
-    if (appends(form.k.bound(1, 1)) != appends(form.v.bound(1, 1))) {
+    form.k = whole_quantizer(create.quantizer_key, create.dtype, layer.kv_heads, layer.key_dim);
+    form.v = whole_quantizer(create.quantizer_value, create.dtype, layer.kv_heads, layer.value_dim);
+    // What fits no length at all is refused here.
+    if (form.k.bound(1, 1).appends != form.v.bound(1, 1).appends) {
       refuse_layer(KVP_UNSUPPORTED, i, layer, "one of the quantizers of keys and values appends, the other does not");
     }
     layers.push_back(form);
@@ -72,20 +77,19 @@ void StrictForm::plan(int64_t batch, int64_t tokens, kvp_memory& out) const {
   auto& reserved = out.reserved[KVP_TIER_HOST];
   int64_t all = 0, residuals = 0, beside = 0;
   for (const StrictLayerForm& layer : layers) {
-    const kvp_qplan k = layer.k.bound(batch, tokens), v = layer.v.bound(batch, tokens);
-    const PartBytes k_bytes = part_bytes(k), v_bytes = part_bytes(v);
-    const int64_t waiting = appends(k) ? 0 : std::min(tokens, options.residual) - 1;
+    const Bound k = layer.k.bound(batch, tokens), v = layer.v.bound(batch, tokens);
+    const int64_t waiting = k.appends ? 0 : std::min(tokens, options.residual) - 1;
     const int64_t token = batch * layer.layout.token_bytes();
     const int64_t residual = token * StrictLayer::residual_room(waiting, options.residual);
-    reserved[KVP_PURPOSE_PACKED] += static_cast<uint64_t>(k_bytes.codes + v_bytes.codes);
-    reserved[KVP_PURPOSE_SCALES] += static_cast<uint64_t>(k_bytes.scales + v_bytes.scales);
+    reserved[KVP_PURPOSE_PACKED] += static_cast<uint64_t>(k.bytes.codes + v.bytes.codes);
+    reserved[KVP_PURPOSE_SCALES] += static_cast<uint64_t>(k.bytes.scales + v.bytes.scales);
     reserved[KVP_PURPOSE_RESIDUAL] += static_cast<uint64_t>(residual);
     out.unquantized += static_cast<uint64_t>(token * tokens);
-    all += k_bytes.all() + v_bytes.all() + residual;
+    all += k.bytes.all() + v.bytes.all() + residual;
     residuals += residual;
     // A step of this layer: views, one of K and V in another order of rows, the new parts beside the old.
-    const auto work = static_cast<int64_t>(std::max(k.workspace_bytes, v.workspace_bytes));
-    beside = std::max(beside, 2 * token * tokens + k_bytes.all() + v_bytes.all() + work + residual);
+    const int64_t work = std::max(k.workspace, v.workspace);
+    beside = std::max(beside, 2 * token * tokens + k.bytes.all() + v.bytes.all() + work + residual);
   }
   std::copy_n(reserved, KVP_N_PURPOSES, out.used[KVP_TIER_HOST]);
   out.peak[KVP_TIER_HOST] = static_cast<uint64_t>(all + std::max(beside, residuals));
@@ -165,20 +169,26 @@ void StrictCache::update(const kvp_call& call, const kvp_update_args& args, kvp_
   }
   const bool shows = out_k != nullptr;
   Whole whole;
+  if (a.batch != batch_ && !empty()) {
+    fail(KVP_INVALID_ARGUMENT, "the batch is ", a.batch, "; the cache holds ", batch_, " rows");
+  }
   if (a.tokens == 0) {
     if (!shows) return;
     must_allocate(call);
-    whole = make_views(layer, empty() ? a.batch : batch_, layer.rows().longest(), true);
-    note_peak(views_.data() == nullptr ? 0 : layer.show(call, whole));
+    whole = make_views(layer, a.batch, layer.rows().longest(), true);
+    try {
+      note_peak(views_.data() == nullptr ? 0 : layer.show(call, whole));
+    } catch (...) {
+      views_ = Block();
+      throw;
+    }
   } else {
     must_allocate(call);
     const int64_t batch_before = batch_;
-    if (a.batch != batch_) {
-      if (!empty()) fail(KVP_INVALID_ARGUMENT, "the batch is ", a.batch, "; the cache holds ", batch_, " rows");
-      set_batch(a.batch);
-    }
+    if (a.batch != batch_) set_batch(a.batch);
     try {
       layer.rows().check_append(a);
+      check_step(layer, a);
       whole = make_views(layer, a.batch, layer.rows().longest() + a.tokens, shows || layer.packs(a));
       const int64_t held = held_bytes(), beside = layer.append(a, *args.k, *args.v, call, whole);
       peak_ = std::max(peak_, held + beside);
@@ -194,6 +204,16 @@ void StrictCache::update(const kvp_call& call, const kvp_update_args& args, kvp_
   *out_k = whole.k;
   *out_v = whole.v;
   view_updates_ += a.tokens > 0 ? 1 : 0;
+}
+
+// Asked by the first layer of a step, when all are of one length.
+void StrictCache::check_step(const StrictLayer& first, const Append& a) const {
+  const int64_t longest = first.rows().longest();
+  if (a.tokens > kMost - longest) fail(KVP_INVALID_ARGUMENT, a.tokens, " tokens are more than a cache can count");
+  for (const auto& layer : layers_) {
+    if (layer->rows().longest() != longest) return;
+  }
+  for (const auto& layer : layers_) layer->check_length(a);
 }
 
 void StrictCache::reset(const kvp_call&) {
@@ -219,16 +239,15 @@ void StrictCache::gather(const kvp_call& call, const int64_t* src_rows, int64_t 
 
 void StrictCache::crop(const kvp_call& call, const int64_t* n_remove, int64_t n) {
   sdk::check_crop(n_remove, n, batch_);
-  if (std::all_of(n_remove, n_remove + n, [](int64_t count) { return count == 0; })) return;
-  for (int64_t b = 0; b < batch_; ++b) {
+  const bool nothing = std::all_of(n_remove, n_remove + n, [](int64_t count) { return count == 0; });
+  for (int64_t b = 0; !nothing && b < batch_; ++b) {
     int64_t seen = 0;
     for (const auto& layer : layers_) seen = std::max(seen, layer->rows()[b].seen);
     if (n_remove[n == 1 ? 0 : b] < seen) fail(KVP_UNSUPPORTED, kNoCrop);
   }
   if (check_only(call)) return;
-  const int64_t batch = batch_;
   views_ = Block();
-  set_batch(batch);
+  if (!nothing) set_batch(batch_);
 }
 
 void StrictCache::set_rollback(const kvp_call&, int64_t max_tokens) {

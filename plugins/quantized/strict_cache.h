@@ -42,6 +42,8 @@ class StrictCache final {
   StrictLayer& layer_at(int32_t layer) const;
   bool empty() const noexcept;
   void set_batch(int64_t batch);
+  // What a step cannot become in any layer, told before one has its tokens.
+  void check_step(const StrictLayer& first, const sdk::Append& a) const;
   int64_t held_bytes() const noexcept;
   void note_peak(int64_t beside) noexcept { peak_ = std::max(peak_, held_bytes() + beside); }
   // Views of `slots` slots, with memory if `needed`.

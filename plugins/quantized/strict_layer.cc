@@ -107,6 +107,13 @@ bool StrictLayer::packs(const Append& a) const noexcept {
   return false;
 }
 
+void StrictLayer::check_length(const Append& a) const {
+  if (!packs(a) && !packed_.k.appends()) return;
+  const int64_t longest = new_longest(a);
+  form_.k.plan(a.batch, longest);
+  form_.v.plan(a.batch, longest);
+}
+
 int64_t StrictLayer::append(const Append& a, const kvp_tensor& k, const kvp_tensor& v, const kvp_call& call,
                             const Whole& whole) {
   const int64_t longest = new_longest(a), waits = longest - packed_.tokens();
@@ -131,6 +138,12 @@ int64_t StrictLayer::append(const Append& a, const kvp_tensor& k, const kvp_tens
     }
   }
   if (whole_again) {
+    // What was unpacked beyond a row's end, or lies there since a gather, is no part of what is packed.
+    for (int64_t b = 0; b < a.batch; ++b) {
+      const int64_t end = rows_[b].seen + a.taken(b);
+      zero_tokens(whole.k, b, end, longest - end);
+      zero_tokens(whole.v, b, end, longest - end);
+    }
     fresh = pack_whole(call, whole, longest, beside);
     add(counts.packed, longest);
     add(counts.requantized, std::min(packed_.tokens(), longest));

@@ -56,6 +56,8 @@ class StrictLayer {
 
   // Whether an append needs all there is side by side, shown or not.
   bool packs(const sdk::Append& a) const noexcept;
+  // Throws what a quantizer answers if it cannot pack the tokens that an append would have it pack.
+  void check_length(const sdk::Append& a) const;
   // Appends. `whole`: rows().longest() + a.tokens slots, without data where not packs(a) and nobody looks; shows them
   // all afterwards. Returns the most bytes that were held beside the layer and `whole`. Throws what the quantizers
   // answer.

@@ -83,16 +83,29 @@ kvp_qplan WholeQuantizer::plan(int64_t batch, int64_t tokens) const {
   return plan;
 }
 
-kvp_qplan WholeQuantizer::bound(int64_t batch, int64_t tokens) const {
+Bound WholeQuantizer::bound(int64_t batch, int64_t tokens) const {
   const int64_t group = std::clamp<int64_t>(spec_of(handle).group_size, 1, 1 << 20);
   kvp_qplan plan;
   Answer answer;
+  Bound most;
+  const auto add = [&] {
+    const PartBytes bytes = part_bytes(plan);
+    most.bytes.codes = std::max(most.bytes.codes, bytes.codes);
+    most.bytes.scales = std::max(most.bytes.scales, bytes.scales);
+    most.workspace = std::max(most.workspace, static_cast<int64_t>(plan.workspace_bytes));
+    most.appends = quantized::appends(plan);
+  };
   kvp_status status = KVP_OK;
   for (const int64_t n : {tokens, up(tokens, 8), up(tokens, group), up(tokens, 8 * group)}) {
     status = ask(*this, batch, n, plan, answer);
-    if (status == KVP_OK) return plan;
+    if (status == KVP_OK) break;
   }
-  refused(*this, status, "packs no number of tokens", answer);
+  if (status != KVP_OK) refused(*this, status, "packs no number of tokens", answer);
+  add();
+  // The reference gives a tensor that is one group a scale an element: more than longer ones have.
+  const int64_t slot = batch * heads * dim, one = group / slot;
+  if (one >= 1 && one * slot == group && one <= tokens && ask(*this, batch, one, plan, answer) == KVP_OK) add();
+  return most;
 }
 
 void WholeQuantizer::pack(const kvp_call& call, const kvp_tensor& in, uint32_t flags, const kvp_qplan& parts,

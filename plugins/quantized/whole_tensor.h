@@ -11,22 +11,6 @@
 
 namespace kvplug::quantized {
 
-// A quantizer as strict mode calls it, for tensors [batch, heads, tokens, dim].
-struct WholeQuantizer {
-  kvp_qhandle handle{};
-  int64_t heads = 0, dim = 0;
-
-  // Throws what the quantizer answers, and INVALID_ARGUMENT for a plan that no whole tensor can be.
-  kvp_qplan plan(int64_t batch, int64_t tokens) const;
-  // A plan that takes no less memory than that of any tensor of up to so many tokens: lengths that no groups fit are
-  // passed over.
-  kvp_qplan bound(int64_t batch, int64_t tokens) const;
-  // `in` into the parts. Workspace: as planned. Throws what the quantizer answers.
-  void pack(const kvp_call& call, const kvp_tensor& in, uint32_t flags, const kvp_qplan& parts,
-            std::byte* workspace) const;
-  void unpack(const kvp_call& call, const kvp_qplan& parts, kvp_tensor out) const;
-};
-
 // Bytes of a plan's parts.
 struct PartBytes {
   int64_t codes = 0, scales = 0;
@@ -35,6 +19,28 @@ struct PartBytes {
 PartBytes part_bytes(const kvp_qplan& plan) noexcept;
 // Whether later tokens are packed beside those that are (a SHARED part).
 bool appends(const kvp_qplan& plan) noexcept;
+
+// What no tensor of up to so many tokens is beyond.
+struct Bound {
+  PartBytes bytes;
+  int64_t workspace = 0;
+  bool appends = false;
+};
+
+// A quantizer as strict mode calls it, for tensors [batch, heads, tokens, dim].
+struct WholeQuantizer {
+  kvp_qhandle handle{};
+  int64_t heads = 0, dim = 0;
+
+  // Throws what the quantizer answers, and INVALID_ARGUMENT for a plan that no whole tensor can be.
+  kvp_qplan plan(int64_t batch, int64_t tokens) const;
+  // Lengths that no groups fit are passed over. Throws what the quantizer answers if it packs no length.
+  Bound bound(int64_t batch, int64_t tokens) const;
+  // `in` into the parts. Workspace: as planned. Throws what the quantizer answers.
+  void pack(const kvp_call& call, const kvp_tensor& in, uint32_t flags, const kvp_qplan& parts,
+            std::byte* workspace) const;
+  void unpack(const kvp_call& call, const kvp_qplan& parts, kvp_tensor out) const;
+};
 
 class WholeTensor {
  public:
