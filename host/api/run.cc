@@ -76,6 +76,19 @@ report::RunPlan make_plan(HostState& host, const Effective& effective) {
   return make_plan(host, effective, prompts.all, need_of(effective, prompts.all));
 }
 
+// The plan's document, with what the run would fall back to.
+nlohmann::json plan_document(HostState& host, const Effective& effective, const report::RunPlan& plan) {
+  nlohmann::json out = report::plan_json(plan, effective.run, *effective.model);
+  out["oom_fallback"] = nullptr;
+  if (effective.run.cache.oom_fallback) {
+    Effective other = effective;
+    generate::take_fallback(other.run);
+    out["oom_fallback"] = report::plan_json(
+        report::plan_run(host.registry, other.run, *other.model, plan.batch, plan.tokens), other.run, *other.model);
+  }
+  return out;
+}
+
 }  // namespace
 
 extern "C" {
@@ -105,7 +118,7 @@ kvplug_status kvplug_plan_run(kvplug_host* host, const kvplug_config* config, kv
       full.fits = plan.fits ? 1 : 0;
       std::memcpy(out, &full, std::min(out->struct_size, sizeof full));
     }
-    if (json) give(json, report::plan_json(plan, effective.run, *effective.model));
+    if (json) give(json, plan_document(state, effective, plan));
   });
 }
 
@@ -139,7 +152,7 @@ kvplug_status kvplug_run(kvplug_host* host, const kvplug_config* config, const k
     if (!run.run.seed) run.run.seed = std::random_device{}();
     const model::Description description = *effective.model;
     if (run.run.task == "plan") {
-      give(json, report::plan_json(make_plan(*state, effective), run, description));
+      give(json, plan_document(*state, effective, make_plan(*state, effective)));
       return;
     }
     Prompts prompts = read_prompts(effective);

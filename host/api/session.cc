@@ -122,6 +122,10 @@ kvplug_status kvplug_session_crop(kvplug_session* session, const int64_t* n_remo
   return change_session(session, err, [&](generate::Session& s) { s.crop({&need(n_remove, "n_remove"), n}); });
 }
 
+kvplug_status kvplug_session_set_rollback(kvplug_session* session, int64_t max_tokens, kvp_error* err) {
+  return change_session(session, err, [&](generate::Session& s) { s.set_rollback(max_tokens); });
+}
+
 kvplug_status kvplug_session_clone(kvplug_session* session, kvplug_session** out, kvp_error* err) {
   return change_session(session, err, [&](generate::Session& s) {
     need(out, "out");

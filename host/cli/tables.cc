@@ -135,6 +135,9 @@ std::string plan_text(const nlohmann::json& plan) {
     out += fmt::format("dynamic would take {} for K/V; this takes {} ({:.1f} times less)\n", bytes_text(plain),
                        bytes_text(held), static_cast<double>(plain) / static_cast<double>(held));
   }
+  if (plan.contains("oom_fallback") && !plan["oom_fallback"].is_null()) {
+    out += "\nif memory runs out\n" + plan_text(plan["oom_fallback"]);
+  }
   return out;
 }
 

@@ -170,9 +170,12 @@ class Resolver {
     const Source floor = g.cache_source > Source::kCheckpoint ? Source::kFile : Source::kCheckpoint;
     g.cache_config = options_of(g.cache_implementation, view.options("generation.cache_config", floor));
     capacity(view, g);
-    if (!g.use_cache && (g.cache_source > Source::kCheckpoint || !g.cache_config.empty()))
+    const bool named = g.cache_source > Source::kCheckpoint || !g.cache_config.empty() ||
+                       view.source("generation.max_cache_len") > Source::kCheckpoint;
+    if (!g.use_cache && named)
       add_notice(run_.notices, "cache_off",
-                 view.where("generation.use_cache") + " = false: cache_implementation and cache_config have no effect");
+                 view.where("generation.use_cache") +
+                     " = false: cache_implementation, cache_config and max_cache_len have no effect");
   }
 
   // Checked where the plugins are known.
@@ -279,6 +282,10 @@ class Resolver {
     if (word) {
       const std::string named = kind(*word, view.where(path));
       run_.cache.oom_fallback = {named, options_of(named, given)};
+      const Generation& g = run_.generation;
+      if (g.cache_implementation == named && g.cache_config == run_.cache.oom_fallback->cache_config)
+        throw Error(Code::kConfig, "\"" + named + "\" with the same options is what runs out of memory",
+                    "name another kind, such as \"offloaded\" with a disk_path, or other options", view.where(path));
     } else if (!given.empty()) {
       throw Error(Code::kConfig, "options of a kind that is not named", "name it in " + path,
                   given.begin()->second->where);

@@ -67,6 +67,7 @@ StackParams Session::State::params(int64_t batch, int64_t tokens) const {
   StackParams out;
   out.batch = batch;
   out.tokens = tokens;
+  out.rollback = rollback;
   out.dtype = context.executor->options().dtype;
   model::place(out, context.executor->options().device);
   return out;
@@ -328,10 +329,20 @@ void Session::crop(std::span<const int64_t> n_remove) {
   }
 }
 
+void Session::set_rollback(int64_t max_tokens) {
+  if (max_tokens < 0) {
+    throw Error(Code::kInvalidArgument,
+                "set_rollback to " + std::to_string(max_tokens) + " tokens; expected 0 or more");
+  }
+  if (state_->stack) state_->stack->set_rollback(state_->context.executor->call(), max_tokens);
+  state_->rollback = max_tokens;
+}
+
 std::unique_ptr<Session> Session::clone() {
   auto out = std::make_unique<Session>(state_->context, state_->run);
   out->state_->use_cache = state_->use_cache;
   out->state_->rows = state_->rows;
+  out->state_->rollback = state_->rollback;
   if (state_->stack) out->state_->stack = state_->stack->clone(state_->context.executor->call());
   return out;
 }

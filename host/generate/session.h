@@ -58,6 +58,8 @@ class Session {
   size_t rows() const;
   const std::vector<int32_t>& ids(uint32_t row) const;
   void crop(std::span<const int64_t> n_remove);
+  // Windows keep what a crop of up to max_tokens needs, from now on and in every stack made later.
+  void set_rollback(int64_t max_tokens);
   std::unique_ptr<Session> clone();
   void reset();
 

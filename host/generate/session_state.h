@@ -24,6 +24,7 @@ struct Session::State {
   std::unique_ptr<model::Runner> runner;
   model::StepShape shape{};
   kvp_memory planned{};  // of the newest prepare
+  int64_t rollback = 0;  // tokens that crop must be able to take back
   bool lent = false;     // the stack was handed in: it is never replaced
   bool reserved = true;  // the stack took what the run needs ahead
   uint64_t rebuilds = 0, oom_fallbacks = 0;

@@ -78,6 +78,23 @@ TEST_P(Foreseen, LaterBatchesBeginWithTheOtherKind) {
 INSTANTIATE_TEST_SUITE_P(Plan, Foreseen, ::testing::Values("check", "off"),
                          [](const auto& test) { return std::string(test.param); });
 
+TEST(OutOfMemory, PlanShowsWhatTheOtherKindNeeds) {
+  const auto plan = [](const std::string& more, std::vector<std::string> flags) {
+    const RunFile file(llama_run(more));
+    flags.insert(flags.begin(), {"plan", file.path()});
+    const Outcome got = kvplug_program(flags);
+    EXPECT_EQ(got.exit_code, 0) << got.err;
+    return got.out;
+  };
+  const json both = json::parse(plan(fallback("static"), {"--json"}));
+  json alone = json::parse(plan("generation.cache_implementation = \"static\"\n", {"--json"}));
+  for (const char* same : {"rows", "cache_bytes", "peak_host_bytes", "cache_implementation", "batch", "tokens"}) {
+    EXPECT_EQ(both["oom_fallback"][same], alone[same]) << same;
+  }
+  EXPECT_TRUE(alone["oom_fallback"].is_null());
+  expect_words(plan(fallback("static"), {}), {"dynamic", "total", "if memory runs out", "static", "total"});
+}
+
 TEST(OutOfMemory, KindToRetryWithMustBeKnown) {
   const RunFile file(llama_run(fallback("offlaoded")));
   expect_error(kvplug_program({"check", file.path()}), 2,

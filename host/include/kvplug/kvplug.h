@@ -238,6 +238,9 @@ KVPLUG_API kvplug_status kvplug_session_set_ids(kvplug_session* session, uint32_
 KVPLUG_API kvplug_status kvplug_session_length(kvplug_session* session, uint32_t row, uint64_t* tokens, kvp_error* err);
 KVPLUG_API kvplug_status kvplug_session_crop(kvplug_session* session, const int64_t* n_remove, size_t n,
                                              kvp_error* err);
+/* From now on crop of up to max_tokens works on windowed layers too, which else keep their window alone (HF's
+   activate_past_recording). A kind that cannot take back refuses, at the latest when the cache is made. */
+KVPLUG_API kvplug_status kvplug_session_set_rollback(kvplug_session* session, int64_t max_tokens, kvp_error* err);
 KVPLUG_API kvplug_status kvplug_session_clone(kvplug_session* session, kvplug_session** out, kvp_error* err);
 KVPLUG_API kvplug_status kvplug_session_reset(kvplug_session* session, kvp_error* err);
 KVPLUG_API kvplug_status kvplug_session_explain(kvplug_session* session, kvplug_buf** json, kvp_error* err);

@@ -63,6 +63,10 @@ TEST(Resolve, Warnings) {
   EXPECT_EQ(notices_of("generation = { top_k = 50, unset = [\"top_p\"] }\n"), "");
   EXPECT_EQ(notices_of("generation = { use_cache = false }\n"), "");
   EXPECT_EQ(notices_of("generation = { use_cache = false, cache_implementation = \"dynamic\" }\n"), "cache_off");
+  // A checkpoint names a kind with a capacity, the user the capacity alone.
+  Config capacity = from_toml("generation = { use_cache = false, max_cache_len = 64 }\n");
+  capacity.set_checkpoint(R"({"cache_implementation": "static"})");
+  EXPECT_EQ(codes(capacity.resolve()), "cache_off");
   EXPECT_EQ(notices_of("generation = { min_new_tokens = 9, max_new_tokens = 8 }\n"), "length_unreachable");
   EXPECT_EQ(notices_of("generation = { cache_implementation = \"hybrid\" }\n"), "kind_mapped");
   EXPECT_EQ(notices_of("prompts = [ { text = \"a\" }, { text = \"b\" } ]\ngeneration.top_k = 3\n"), "sampling_off");
@@ -128,6 +132,10 @@ TEST(Resolve, KindToRetryWith) {
             std::string::npos);
   EXPECT_NE(toml_error("[cache.oom_fallback]\ncache_config = { nbits = 2 }\n").find("a kind that is not named"),
             std::string::npos);
+  const std::string same = toml_error("[cache.oom_fallback]\ncache_implementation = \"dynamic\"\n", &kinds);
+  EXPECT_NE(same.find("run.toml:3: cache.oom_fallback.cache_implementation: \"dynamic\" with the same options"),
+            std::string::npos)
+      << same;
 }
 
 TEST(Resolve, Prompts) {
