@@ -24,11 +24,14 @@ struct Kind {
   bool quantized = false;  // takes quantizers: the exact one, so that nothing is lost
 };
 
+constexpr Kind kQuantized{"quantized", "quantized.so", false, false, true};
 constexpr Kind kKinds[] = {
-    {"dynamic", "dynamic.so", false, false},           {"static", "static.so", true, false},
-    {"offloaded", "offloaded.so", false, true},        {"offloaded_static", "offloaded.so", true, true},
+    {"dynamic", "dynamic.so", false, false},
+    {"static", "static.so", true, false},
+    {"offloaded", "offloaded.so", false, true},
+    {"offloaded_static", "offloaded.so", true, true},
 #if KVPLUG_TEST_DEVICE == KVP_DEVICE_CPU
-    {"quantized", "quantized.so", false, false, true},
+    kQuantized,
 #endif
 };
 
@@ -50,6 +53,25 @@ inline const kvp_descriptor& descriptor_of(const Kind& kind) {
 }
 inline const kvp_cache_iface* iface_of(const Kind& kind) {
   return static_cast<const kvp_cache_iface*>(descriptor_of(kind).iface);
+}
+
+// probe, plan and create answer `status`, the last with all of `words`, and nothing is held.
+inline void expect_refused(const kvp_cache_iface* iface, const kvp_cache_create& create, int32_t status,
+                           const std::vector<std::string>& words) {
+  char text[512] = "";
+  kvp_error err{sizeof err, 0, 0, text, sizeof text, 0};
+  kvp_cache_info info{};
+  info.struct_size = sizeof info;
+  kvp_memory memory{};
+  memory.struct_size = sizeof memory;
+  kvp_cache* self = nullptr;
+  EXPECT_EQ(iface->probe(&create, &info, &err), status) << text;
+  EXPECT_EQ(iface->plan(&create, 1, 1, &memory, &err), status) << text;
+  EXPECT_EQ(iface->create(&create, &self, &err), status) << text;
+  EXPECT_EQ(self, nullptr);
+  for (const std::string& word : words)
+    EXPECT_NE(std::string(text).find(word), std::string::npos) << word << ": " << text;
+  EXPECT_EQ(TestHost::get().held(), 0u);
 }
 
 // A folder of its own, gone with the object.

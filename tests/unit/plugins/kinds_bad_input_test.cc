@@ -13,22 +13,8 @@ class KindBadInput : public ::testing::TestWithParam<Kind> {
   const Kind& kind() const { return GetParam(); }
   const kvp_cache_iface* iface() const { return iface_of(kind()); }
 
-  // probe and create (and plan) answer `status`, with all of `words`.
   void expect_refused(const kvp_cache_create& create, int32_t status, const std::vector<std::string>& words) {
-    char text[512] = "";
-    kvp_error err{sizeof err, 0, 0, text, sizeof text, 0};
-    kvp_cache_info info{};
-    info.struct_size = sizeof info;
-    kvp_memory memory{};
-    memory.struct_size = sizeof memory;
-    kvp_cache* self = nullptr;
-    EXPECT_EQ(iface()->probe(&create, &info, &err), status) << text;
-    EXPECT_EQ(iface()->plan(&create, 1, 1, &memory, &err), status) << text;
-    EXPECT_EQ(iface()->create(&create, &self, &err), status) << text;
-    EXPECT_EQ(self, nullptr);
-    for (const std::string& word : words)
-      EXPECT_NE(std::string(text).find(word), std::string::npos) << word << ": " << text;
-    EXPECT_EQ(TestHost::get().held(), 0u);
+    test::expect_refused(iface(), create, status, words);
   }
 };
 

@@ -88,8 +88,7 @@ class Cache {
       args.create.quantizer_key = &k_handle_;
       args.create.quantizer_value = &v_handle_;
     }
-    const Kind kind = backend != nullptr ? Kind{"quantized", "quantized.so", false, false, true}
-                                         : Kind{"dynamic", "dynamic.so", false, false};
+    const Kind kind = backend != nullptr ? kQuantized : Kind{"dynamic", "dynamic.so", false, false};
     cache_ = std::make_unique<LoadedCache>(iface_of(kind), args.create);
   }
   LoadedCache& operator*() { return *cache_; }
@@ -215,7 +214,7 @@ TEST(QuantizedPacking, AFailingQuantizerChangesNothing) {
   ExactQuantizer k, v;
   k.token_block = v.token_block = 4;
   const kvp_qhandle k_handle = k.handle(), v_handle = v.handle();
-  const Kind kind{"quantized", "quantized.so", false, false, true};
+  const Kind& kind = kQuantized;
   CreateArgs args(kShapes, kF32, 1);
   QuantizedArgs given;
   given.integer("residual_length", 0);

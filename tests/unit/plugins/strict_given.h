@@ -8,7 +8,6 @@
 
 namespace kvplug::test {
 
-inline const Kind kQuantized{"quantized", "quantized.so", false, false, true};
 inline const kvp_cache_iface* iface() { return iface_of(kQuantized); }
 
 inline const std::vector<LayerShape> kShapes = {{4, 2, 8, 4}, {2, 1, 4, 8}};

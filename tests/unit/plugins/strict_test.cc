@@ -112,20 +112,8 @@ TEST(Strict, RefusesAtCreation) {
     SCOPED_TRACE(each.words);
     Given given(kShapes, kF32, false, each.options);
     each.change(given);
-    char text[512] = "";
-    kvp_error err{sizeof err, 0, 0, text, sizeof text, 0};
-    kvp_cache_info info{};
-    info.struct_size = sizeof info;
-    kvp_memory memory{};
-    memory.struct_size = sizeof memory;
-    kvp_cache* self = nullptr;
-    EXPECT_EQ(iface()->probe(&given.create, &info, &err), each.status) << text;
-    EXPECT_EQ(iface()->plan(&given.create, 1, 1, &memory, &err), each.status) << text;
-    EXPECT_EQ(iface()->create(&given.create, &self, &err), each.status) << text;
-    EXPECT_NE(std::string(text).find(each.words), std::string::npos) << text;
-    EXPECT_EQ(self, nullptr);
+    expect_refused(iface(), given.create, each.status, {each.words});
   }
-  EXPECT_EQ(TestHost::get().held(), 0u);
 }
 
 // The built-in quantizers.
