@@ -49,8 +49,9 @@ struct Hqq {
     L factor = select_ge(size, all(0x1p124f), all(0x1p-4f), all(1));
     L back = select_ge(size, all(0x1p124f), all(0x1p4f), all(1));
     L range = sub(mul(r.high, factor), mul(r.low, factor));
-    factor = select_ge(range, all(0x1p-90f), factor, all(0x1p60f));
-    back = select_ge(range, all(0x1p-90f), back, all(0x1p-60f));
+    const L wide = select_ge(size, all(1), all(1), range);  // of large values a constant group alone has a small range
+    factor = select_ge(wide, all(0x1p-90f), factor, all(0x1p60f));
+    back = select_ge(wide, all(0x1p-90f), back, all(0x1p-60f));
     range = sub(mul(r.high, factor), mul(r.low, factor));
     const L low = mul(r.low, factor);
 
