@@ -17,6 +17,8 @@ using I = __m512i;
 inline I load_int(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline I zero_int() { return _mm512_setzero_si512(); }
 inline I equal8(I a, I b) { return _mm512_movm_epi8(_mm512_cmpeq_epi8_mask(a, b)); }
+inline bool any_equal8(I a, I b) { return _mm512_cmpeq_epi8_mask(a, b) != 0; }
+inline I add8(I a, I b) { return _mm512_add_epi8(a, b); }
 inline bool any(I a) { return _mm512_test_epi32_mask(a, a) != 0; }
 template <int kBy>
 inline I shift_left32(I a) {
@@ -64,6 +66,8 @@ using I = __m256i;
 inline I load_int(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline I zero_int() { return _mm256_setzero_si256(); }
 inline I equal8(I a, I b) { return _mm256_cmpeq_epi8(a, b); }
+inline bool any_equal8(I a, I b) { return _mm256_movemask_epi8(_mm256_cmpeq_epi8(a, b)) != 0; }
+inline I add8(I a, I b) { return _mm256_add_epi8(a, b); }
 inline bool any(I a) { return _mm256_testz_si256(a, a) == 0; }
 template <int kBy>
 inline I shift_left32(I a) {
@@ -117,11 +121,11 @@ inline I load_int(const uint8_t* p) {
   return x;
 }
 inline I zero_int() { return I{0, 0, 0, 0}; }
-inline I equal8(I a, I b) {
-  typedef uint8_t Bytes __attribute__((vector_size(16)));
-  return reinterpret_cast<I>(reinterpret_cast<Bytes>(a) == reinterpret_cast<Bytes>(b));
-}
+typedef uint8_t I8 __attribute__((vector_size(16)));
+inline I equal8(I a, I b) { return reinterpret_cast<I>(reinterpret_cast<I8>(a) == reinterpret_cast<I8>(b)); }
+inline I add8(I a, I b) { return reinterpret_cast<I>(reinterpret_cast<I8>(a) + reinterpret_cast<I8>(b)); }
 inline bool any(I a) { return (a[0] | a[1] | a[2] | a[3]) != 0; }
+inline bool any_equal8(I a, I b) { return any(equal8(a, b)); }
 template <int kBy>
 inline I shift_left32(I a) {
   return a << kBy;

@@ -176,17 +176,23 @@ struct Packed : Common {
   kvp_qpart parts[6];
   std::unique_ptr<Buffer> kv, workspace;
 
+  // Affine: any code. e4m3: those of values about evenly spread to both sides of zero, the largest of them 448, cut
+  // off.
   uint8_t code(bool v, int64_t h, int64_t t, int64_t d) const {
-    return static_cast<uint8_t>(
-               mix(static_cast<uint64_t>(((v * s.kv_heads + h) * kPageTokens + t % kPageTokens) * s.dim + d)) >> 40) &
-           static_cast<uint8_t>(form[v].float8() ? 0xbf : (1 << form[v].bits) - 1);  // e4m3 below 2
+    const uint64_t r =
+        mix(static_cast<uint64_t>(((v * s.kv_heads + h) * kPageTokens + t % kPageTokens) * s.dim + d)) >> 40;
+    if (!form[v].float8()) return static_cast<uint8_t>(r & ((1u << form[v].bits) - 1));
+    int e;
+    const double m = std::frexp(static_cast<double>(r >> 1 & 0xffff) / 0xffff * 448, &e);  // [0.5, 1)
+    const int c = e < -5 ? static_cast<int>(std::ldexp(m, e + 9)) : static_cast<int>(m * 16) - 8 + (e + 6) * 8;
+    return static_cast<uint8_t>(c | static_cast<int>(r & 1) << 7);
   }
   double value(bool v, int64_t h, int64_t t, int64_t d) const {
     const int c = code(v, h, t, d), e = c >> 3 & 15, m = c & 7;
     if (!form[v].float8()) return c * static_cast<double>(scale_of(v)) - 1;
-    return std::ldexp(e == 0 ? m : m + 8, std::max(e, 1) - 10) * (c < 128 ? 0.5 : -0.5);
+    return std::ldexp(e == 0 ? m : m + 8, std::max(e, 1) - 10) * (c < 128 ? 1 : -1) * static_cast<double>(scale_of(v));
   }
-  float scale_of(bool v) const { return form[v].float8() ? 0.5f : 2.0f / static_cast<float>(1 << form[v].bits); }
+  float scale_of(bool v) const { return form[v].float8() ? 0x1p-9f : 2.0f / static_cast<float>(1 << form[v].bits); }
   Packed(const Shape& x, int32_t bits, int32_t key_groups, size_t n, int32_t workers,
          int32_t format = KVP_FORMAT_AFFINE)
       : Common(x) {
