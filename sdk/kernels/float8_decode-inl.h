@@ -60,7 +60,7 @@ struct Float8Sums {
   I nan[kRowVectors64];
 };
 struct Float8List {
-  const uint8_t* const* tiles;
+  const PackedTile* tiles;
   int64_t tile_step, u, u_step, n;
   const float* w;
   int64_t w_stride;
@@ -95,10 +95,12 @@ KVPLUG_INLINE void float8_dot(const Float8List& list, Float8Sums<F, kHeads>& out
     for (int h = 0; h < kHeads; ++h) sum[h][v] = zero();
   }
   for (int64_t i = 0; i < list.n; ++i) {
-    const uint8_t* at = list.tiles[i * list.tile_step] + unit_bytes<8>(list.u + i * list.u_step);
+    const PackedTile* tile = list.tiles + i * list.tile_step;
+    const int64_t unit = unit_bytes<8>(list.u + i * list.u_step);
+    const uint8_t *at = tile->data + unit, *ahead = tile[kTilesAhead].data + unit;
     const float* w = list.w + i * 16;
-    for (int row = 0; row < 4; ++row, w += 4, at += 64) {
-      __builtin_prefetch(at + kPackedAhead);
+    for (int row = 0; row < 4; ++row, w += 4, at += 64, ahead += 64) {
+      __builtin_prefetch(ahead);
       I codes[kRowVectors64];
       bool rare = false;
       for (int v = 0; v < kRowVectors64; ++v) {
@@ -158,7 +160,7 @@ __attribute__((noinline)) void float8_sum_unit(const Float8List& list, float* ac
   if (!nan) return;
   // A NaN reaches those who give its token a weight.
   for (int64_t t = 0; t < list.n * kTileTokens; ++t) {
-    const uint8_t* row = list.tiles[t / kTileTokens] + unit_bytes<8>(list.u) + t % kTileTokens / 4 * 64 + t % 4;
+    const uint8_t* row = list.tiles[t / kTileTokens].data + unit_bytes<8>(list.u) + t % kTileTokens / 4 * 64 + t % 4;
     for (int d = 0; d < 16; ++d) {
       if (!float8_is_nan(row[4 * d], F::kNan)) continue;
       for (int h = 0; h < kHeads; ++h) {
@@ -174,14 +176,11 @@ void packed_scores(F, const PackedItem& item, const float* q, int64_t key_pad, f
   const PackedSide& side = item.call->k;
   const int64_t units = units_of(side.form.head_dim);
   float* scale = work.take(kTileTokens);
-  PageCursor cursor(*item.call, item.row, item.origin + item.begin);
-  for (int64_t t = item.begin; t < item.end; t += kTileTokens) {
-    int64_t inside;
-    const kvp_qpage& page = cursor.seek(item.origin + t, &inside);
-    const PackedTile tile = tile_at(side, page, inside, item.kv_head);
-    load_floats(side.form.scale_dtype, tile.scale, 0, kTileTokens, scale);
+  const PackedTile* tile = item.k;
+  for (int64_t t = item.begin; t < item.end; t += kTileTokens, ++tile) {
+    load_floats(side.form.scale_dtype, tile->scale, 0, kTileTokens, scale);
     for (int64_t r = 0; r < item.n; r += kPackedHeads) {
-      const Float8List list = {&tile.data, 0, 0, 1, units, q + r * key_pad, key_pad};
+      const Float8List list = {tile, 0, 0, 1, units, q + r * key_pad, key_pad};
       with_count<kPackedHeads>(item.n - r, [&](auto count) {
         float8_score<F, decltype(count)::value>(list, scale, scores + r * kPackedStride + t);
       });
@@ -196,16 +195,11 @@ void packed_sum(F, const PackedItem& item, const float* weights, float* acc, int
   const int64_t units = units_of(side.form.head_dim);
   float* factors = work.take(item.n * kPackedChunk);
   float* scale = work.take(kPackedChunk);
-  PageCursor cursor(*item.call, item.row, item.origin + item.begin);
+  const PackedTile* tiles = item.v;
   for (int64_t t = item.begin; t < item.end;) {
     const int64_t n = (lesser(item.end, (t / kPackedChunk + 1) * kPackedChunk) - t) / kTileTokens;
-    const uint8_t* tiles[kPackedChunk / kTileTokens];
     for (int64_t i = 0; i < n; ++i) {
-      int64_t inside;
-      const kvp_qpage& page = cursor.seek(item.origin + t + i * kTileTokens, &inside);
-      const PackedTile tile = tile_at(side, page, inside, item.kv_head);
-      load_floats(side.form.scale_dtype, tile.scale, 0, kTileTokens, scale + i * kTileTokens);
-      tiles[i] = tile.data;
+      load_floats(side.form.scale_dtype, tiles[i].scale, 0, kTileTokens, scale + i * kTileTokens);
     }
     for (int64_t r = 0; r < item.n; ++r) {
       for (int64_t i = 0; i < n * kTileTokens; i += kLanes) {
@@ -224,6 +218,7 @@ void packed_sum(F, const PackedItem& item, const float* weights, float* acc, int
       });
     }
     t += n * kTileTokens;
+    tiles += n;
   }
 }
 

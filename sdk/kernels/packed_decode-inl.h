@@ -152,21 +152,18 @@ void packed_scores(Count<kBits>, const PackedItem& item, const float* q, int64_t
     }
   }
 
-  PageCursor cursor(*item.call, item.row, item.origin + item.begin);
+  const PackedTile* tile = item.k;
   const char* folded_scale = nullptr;
   int64_t folded_group = -1;
-  for (int64_t t = item.begin; t < item.end; t += kTileTokens) {
-    int64_t inside;
-    const kvp_qpage& page = cursor.seek(item.origin + t, &inside);
-    const PackedTile tile = tile_at(side, page, inside, item.kv_head);
+  for (int64_t t = item.begin; t < item.end; t += kTileTokens, ++tile) {
     if (!folded) {
-      load_tile_groups(side, tile.scale, scale, kTileTokens);
-      load_tile_groups(side, tile.zero, offset, kTileTokens);
-    } else if (tile.scale != folded_scale || tile.token / side.form.group_size != folded_group) {
-      folded_scale = tile.scale;
-      folded_group = tile.token / side.form.group_size;
-      load_channels(side, tile.scale, tile.token, scale);
-      load_channels(side, tile.zero, tile.token, offset);
+      load_tile_groups(side, tile->scale, scale, kTileTokens);
+      load_tile_groups(side, tile->zero, offset, kTileTokens);
+    } else if (tile->scale != folded_scale || tile->token / side.form.group_size != folded_group) {
+      folded_scale = tile->scale;
+      folded_group = tile->token / side.form.group_size;
+      load_channels(side, tile->scale, tile->token, scale);
+      load_channels(side, tile->zero, tile->token, offset);
       for (int64_t r = 0; r < item.n; ++r) {
         V constant = zero();
         for (int64_t d = 0; d < units * 16; d += kLanes) {
@@ -179,7 +176,7 @@ void packed_scores(Count<kBits>, const PackedItem& item, const float* q, int64_t
       }
     }
     for (int64_t r = 0; r < item.n; r += kPackedHeads) {
-      const ScoreArgs args = {{&tile.data, 0, 0, 1, units, side.high_plane, words + r * word_stride, word_stride},
+      const ScoreArgs args = {{tile, 0, 0, 1, units, side.high_plane, words + r * word_stride, word_stride},
                               groups,
                               units,
                               group_units,
@@ -207,16 +204,13 @@ void packed_sum(Count<kBits>, const PackedItem& item, const float* weights, floa
   float* scaled = work.take(kPackedChunk);
   const int64_t group_units = channels ? units : lesser(units, (side.form.group_size + 15) / 16);
 
-  PageCursor cursor(*item.call, item.row, item.origin + item.begin);
+  const PackedTile* tiles = item.v;
   for (int64_t t = item.begin; t < item.end;) {
     const int64_t limit = lesser(item.end, (t / kPackedChunk + 1) * kPackedChunk);
-    const uint8_t* tiles[kPackedChunk / kTileTokens];
     const char* chunk_scale = nullptr;
     int64_t n = 0, chunk_group = 0;
     for (; t + n * kTileTokens < limit; ++n) {
-      int64_t inside;
-      const kvp_qpage& page = cursor.seek(item.origin + t + n * kTileTokens, &inside);
-      const PackedTile tile = tile_at(side, page, inside, item.kv_head);
+      const PackedTile& tile = tiles[n];
       if (channels) {
         const int64_t group = tile.token / side.form.group_size;
         if (n > 0 && (tile.scale != chunk_scale || group != chunk_group)) break;
@@ -230,7 +224,6 @@ void packed_sum(Count<kBits>, const PackedItem& item, const float* weights, floa
         load_tile_groups(side, tile.scale, scale + n * kTileTokens, kPackedChunk);
         load_tile_groups(side, tile.zero, offset + n * kTileTokens, kPackedChunk);
       }
-      tiles[n] = tile.data;
     }
 
     const int64_t tokens = n * kTileTokens;
@@ -269,6 +262,7 @@ void packed_sum(Count<kBits>, const PackedItem& item, const float* weights, floa
       with_count<kPackedHeads>(item.n - r, [&](auto count) { sum_packed<kBits, decltype(count)::value>(args); });
     }
     t += tokens;
+    tiles += n;
   }
 }
 
@@ -297,7 +291,8 @@ void packed_decode(const AttendJob& job, int64_t b, int64_t kv_head, int64_t par
     load_floats(job.shape.dtype, query_at(job, b, kv_head, span, r), 0, key_dim, to);
     for (int64_t d = 0; d < key_dim; d += kLanes) store(to + d, mul(load(to + d), set1(job.call.scale)));
   }
-  const PackedItem item = {job.packed, b, kv_head, n, origin, begin, end};
+  PackedItem item = {job.packed, b, kv_head, n, origin, begin, end, {}, {}};
+  item.find_tiles();
   with_codes(job.packed->k.form, [&](auto codes) { packed_scores(codes, item, q, key_pad, s, carver); });
   for (int64_t r = 0; r < n; ++r) {
     const TokenSpan own = visible(job.call, row, row.q_position + span.first + r / job.group);

@@ -17,7 +17,6 @@ namespace {
 #define KVPLUG_INLINE inline __attribute__((always_inline))
 
 inline constexpr int kPackedHeads = 4;
-inline constexpr int64_t kPackedAhead = 2048;  // bytes
 
 template <int kBits>
 inline constexpr bool kWide = kBits == 8;
@@ -62,7 +61,7 @@ KVPLUG_INLINE I unit_row(const uint8_t* tile, int64_t unit, int64_t high_plane, 
 // n units; unit i is number u + i * u_step of tiles[i * tile_step]. w: the factors, kUnitWords a unit, w_stride a
 // vector.
 struct UnitList {
-  const uint8_t* const* tiles;
+  const PackedTile* tiles;
   int64_t tile_step, u, u_step, n, high_plane;
   const int32_t* w;
   int64_t w_stride;
@@ -101,11 +100,12 @@ KVPLUG_INLINE void clear(I (&acc)[kHeads][kRowVectors64]) {
 
 template <int kBits, int kHeads>
 KVPLUG_INLINE void add_unit(const UnitList& list, int64_t i, I (&acc)[kHeads][kRowVectors64]) {
-  const uint8_t* tile = list.tiles[i * list.tile_step];
+  const PackedTile* at = list.tiles + i * list.tile_step;
+  const uint8_t *tile = at->data, *ahead = at[kTilesAhead].data;
   const int64_t unit = list.u + i * list.u_step;
   const int32_t* w = list.w + i * kUnitWords<kBits>;
   for (int64_t line = 0; line < (kBits == 8 ? 256 : kBits == 4 ? 128 : 64); line += 64) {
-    __builtin_prefetch(tile + unit_bytes<kBits>(unit) + line + kPackedAhead);
+    __builtin_prefetch(ahead + unit_bytes<kBits>(unit) + line);
   }
   add_row<kBits, kHeads, 0>(tile, unit, list.high_plane, w, list.w_stride, acc);
   add_row<kBits, kHeads, 1>(tile, unit, list.high_plane, w, list.w_stride, acc);

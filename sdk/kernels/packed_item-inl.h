@@ -15,6 +15,21 @@ struct PackedItem {
   const PackedCall* call;
   int64_t row, kv_head, n;     // q vectors
   int64_t origin, begin, end;  // of the partition; whole tiles in it that are looked at
+  // Tiles of [begin, end), then kTilesAhead that are only asked for: K is followed by V.
+  PackedTile k[kPackedPartition / kTileTokens + kTilesAhead], v[kPackedPartition / kTileTokens + kTilesAhead];
+
+  void find_tiles() {
+    PageCursor cursor(*call, row, origin + begin);
+    PackedTile *to_k = k, *to_v = v;
+    for (int64_t t = begin; t < end; t += kTileTokens) {
+      int64_t inside;
+      const kvp_qpage& page = cursor.seek(origin + t, &inside);
+      *to_k++ = tile_at(call->k, page, inside, kv_head);
+      *to_v++ = tile_at(call->v, page, inside, kv_head);
+    }
+    for (int64_t i = 0; i < kTilesAhead; ++i) to_v[i] = to_v[-1];
+    for (int64_t i = 0; i < kTilesAhead; ++i) to_k[i] = v[i];
+  }
 };
 
 // A carver of the worker's scratch.

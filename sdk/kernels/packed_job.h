@@ -11,8 +11,9 @@
 
 namespace kvplug::sdk {
 
-inline constexpr int64_t kPackedPartition = 512;  // tokens of one decode item
-inline constexpr int64_t kPackedChunk = 64;       // tokens whose weights are quantized together
+inline constexpr int64_t kPackedPartition = 512;                    // tokens of one decode item
+inline constexpr int64_t kPackedChunk = 64;                         // tokens whose weights are quantized together
+inline constexpr int64_t kTilesAhead = kPackedChunk / kTileTokens;  // asked for while this one is read
 
 // Parts in the order DATA, SCALE, ZERO (float8: without); strides in bytes.
 struct PackedSide {
@@ -78,7 +79,7 @@ inline int64_t packed_decode_floats(int64_t n, int64_t key_pad, int64_t value_pa
   return n * (key_pad + kPackedPartition + 16)  // q, scores
          + n * key_pad / 2                      // q in 16 bits
          + n * groups * (32 + 6)                // weights in 16 bits; three numbers a group, keys and values
-         + n * kPackedChunk                     // float8: weights; its q takes the place of the two above
+         + n * kPackedChunk                     // float8: weights
          + 2 * (16 + kPackedChunk) * groups     // scales and offsets
          + key_pad + kPackedChunk + 128;
 }
