@@ -89,7 +89,7 @@ void check_required(const Layout& layout, std::span<const std::string> require) 
     }
     if (const std::string missing = known->missing(layout); !missing.empty()) {
       throw Error(Code::kUnsupported, "required capability " + word + " is not there: " + missing,
-                  "remove it from cache.negotiation.require, or choose another cache_implementation");
+                  "remove it from cache.negotiation.require, or choose another cache_implementation or cache_config");
     }
   }
 }

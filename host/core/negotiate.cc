@@ -255,6 +255,12 @@ class Negotiation {
   std::map<std::pair<int32_t, bool>, std::string> reasons_;
 };
 
+// Why attention is the host's, over views; "" if the plugin says that it attends itself.
+std::string why_no_attend(const Group& group) {
+  if (!group.plugin->attend) return "has no " KVP_EXT_ATTEND;
+  return (group.info.flags & KVP_CACHE_NO_ATTEND) != 0 ? "with this cache_config leaves attention to the host" : "";
+}
+
 // One attention call is what the cache makes of it; whether packed tokens are read as they lie is the quantizer's
 // affair.
 void note_unpacked(LayerPlacement& placed, const QuantizerPair& pair, const kvp_layer& layer,
@@ -360,17 +366,18 @@ Layout negotiate(Registry& registry, std::span<const kvp_layer> layers, const Ca
           return its.layer == part.layer && its.spec.kind == part.spec.kind;
         });
         if (!serves) continue;
+        const std::string no_attend = why_no_attend(group);
         place(state    ? part.spec
               : shared ? layers[i]
                        : part.spec,
               group.plugin->descriptor.id,
-              state                  ? "none"
-              : group.plugin->attend ? "fused"
-                                     : "view");
+              state               ? "none"
+              : no_attend.empty() ? "fused"
+                                  : "view");
         LayerPlacement& placed = layout.placements.back();
         if (group.quantizers != nullptr) placed.quantizer_key = placed.quantizer_value = group.quantizers->id();
-        if (!state && !group.plugin->attend && placed.reason.empty()) {
-          placed.reason = "\"" + placed.plugin + "\" has no " KVP_EXT_ATTEND;
+        if (!state && !no_attend.empty()) {
+          if (placed.reason.empty()) placed.reason = "\"" + placed.plugin + "\" " + no_attend;
         } else if (!state && group.quantizers != nullptr) {
           note_unpacked(placed, *group.quantizers, layers[i], params);
         }

@@ -97,7 +97,7 @@ void StrictForm::plan(int64_t batch, int64_t tokens, kvp_memory& out) const {
 
 void StrictCache::probe(const kvp_cache_create& create, kvp_cache_info& out) {
   const StrictForm form(create);
-  out.flags = KVP_CACHE_LOSSY | KVP_CACHE_SCHEDULE;
+  out.flags = KVP_CACHE_LOSSY | KVP_CACHE_SCHEDULE | KVP_CACHE_NO_ATTEND;
   out.max_rollback = 0;
   out.token_block = 1;
 }

@@ -112,8 +112,9 @@ TEST(AbiConstants, Flags) {
   const uint32_t call[] = {KVP_CALL_PREPARED, KVP_CALL_CAPTURE, KVP_CALL_CHECK};
   for (uint32_t i = 0; i < 3; ++i) EXPECT_EQ(call[i], 1u << i);
   const uint32_t cache[] = {KVP_CACHE_LOSSY,      KVP_CACHE_STABLE_ADDRESS, KVP_CACHE_PER_LAYER_VIEWS,
-                            KVP_CACHE_OWN_MEMORY, KVP_CACHE_ROW_CROP,       KVP_CACHE_SCHEDULE};
-  for (uint32_t i = 0; i < 6; ++i) EXPECT_EQ(cache[i], 1u << i);
+                            KVP_CACHE_OWN_MEMORY, KVP_CACHE_ROW_CROP,       KVP_CACHE_SCHEDULE,
+                            KVP_CACHE_NO_ATTEND};
+  for (uint32_t i = 0; i < 7; ++i) EXPECT_EQ(cache[i], 1u << i);
   const uint32_t attend[] = {KVP_ATTEND_CAUSAL, KVP_ATTEND_Q_OFFSET, KVP_ATTEND_APPEND, KVP_ATTEND_BIAS,
                              KVP_ATTEND_SINKS,  KVP_ATTEND_LSE,      KVP_ATTEND_PADDED};
   for (uint32_t i = 0; i < 7; ++i) EXPECT_EQ(attend[i], 1u << i);

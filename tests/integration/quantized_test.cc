@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Caches that take quantizers, through the program: run, plan, explain, check. The test plugin stores exactly, so that
-// what the host does with its quantizers is all there is to see.
+// what the host does with its quantizers is all there is to see; `quantized` itself where the host attends for it.
 #include "integration/run_file.h"
 
 namespace kvplug::testing {
@@ -46,6 +46,27 @@ TEST(Quantized, ExplainNamesThemAndAdvises) {
   const Outcome got = kvplug_program({"explain", file.path()});
   EXPECT_NE(got.out.find("test/quantized test/q"), std::string::npos) << got.out;
   EXPECT_NE(got.out.find("lower residual_length (now 32) first"), std::string::npos) << got.out;
+}
+
+TEST(Quantized, ExplainAndRunSayTheSameOfStrictAttention) {
+  const std::string strict = llama_run(
+      "generation.cache_implementation = \"quantized\"\n"
+      "generation.cache_config = { hf_compat = \"strict\", q_group_size = 8 }\n");
+  const json layer = document("explain", strict)["cache"]["layers"][0];
+  const json run = document("run", strict)["cache"];
+  EXPECT_EQ(layer["attend"], "view");
+  EXPECT_EQ(layer["reason"], "\"quantized\" with this cache_config leaves attention to the host");
+  EXPECT_EQ(run["stack"][0]["attend"], "view");
+  EXPECT_EQ(run["counters"]["fused_attend_calls"], 0);
+  const std::string fixed =
+      llama_run("generation.cache_implementation = \"quantized\"\ngeneration.cache_config = { q_group_size = 8 }\n");
+  EXPECT_EQ(document("explain", fixed)["cache"]["layers"][0]["attend"], "fused");
+
+  const RunFile required(strict + "cache.negotiation.require = [\"fused_attention\"]\n");
+  for (const char* command : {"plan", "explain", "run"}) {
+    expect_error(kvplug_program({command, required.path()}), 6,
+                 {"required capability fused_attention is not there", layer["reason"].get<std::string>()});
+  }
 }
 
 TEST(Quantized, CheckRefusesWhatTheBackEndLacks) {

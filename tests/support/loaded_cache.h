@@ -153,14 +153,17 @@ class LoadedCache {
     ADD_FAILURE() << "no counter " << name;
     return 0;
   }
+  int32_t attend_probe(const kvp_attend_desc& desc) { return attend_ext()->probe(self_, &desc, error()); }
   int32_t attend(const kvp_attend_args& args, kvp_tensor* out, kvp_tensor* lse) {
-    const auto* ext = static_cast<const kvp_attend_ext*>(iface_->get_extension(KVP_EXT_ATTEND));
-    return ext->attend(self_, &call_, &args, out, lse, error());
+    return attend_ext()->attend(self_, &call_, &args, out, lse, error());
   }
 
  private:
   LoadedCache(const kvp_cache_iface* iface, kvp_cache* self) : iface_(iface), self_(self) {}
 
+  const kvp_attend_ext* attend_ext() const {
+    return static_cast<const kvp_attend_ext*>(iface_->get_extension(KVP_EXT_ATTEND));
+  }
   kvp_call with(uint32_t flags) const {
     kvp_call call = call_;
     call.flags |= flags;

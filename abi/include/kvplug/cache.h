@@ -73,6 +73,7 @@ typedef struct kvp_cache_create {
 #define KVP_CACHE_OWN_MEMORY 8u      /* takes large memory from elsewhere than the host */
 #define KVP_CACHE_ROW_CROP 16u       /* crop takes one count per row */
 #define KVP_CACHE_SCHEDULE 32u       /* what a token becomes depends on how it arrived */
+#define KVP_CACHE_NO_ATTEND 64u      /* so configured, kvp.attend/1 refuses all: the host attends to views */
 
 /* What probe answers. */
 typedef struct kvp_cache_info {

@@ -110,6 +110,37 @@ TEST(Quantizers, StrictServesFullAttentionAlone) {
   EXPECT_HAS(error.what(), "hf_compat = \"strict\" serves full_attention layers alone");
 }
 
+// The built-in kind has kvp.attend/1 and says KVP_CACHE_NO_ATTEND of strict.
+TEST(Quantizers, WhatLeavesAttentionToTheHostIsNotFused) {
+  Place place("quantized");
+  place.registry.add_search_path(fs::path(KVPLUG_TEST_BUILD) / "plugins");
+  place.choice.kind = "quantized";
+  const kvp_layer layer = attention(KVP_LAYER_FULL, 64, 0);
+  const auto plan = [&](const char* hf_compat) {
+    place.choice.options = {{"hf_compat", hf_compat}};
+    return CacheStack::plan(place.registry, {&layer, 1}, place.choice, place.params, 1, 8);
+  };
+  EXPECT_EQ(plan("fixed").placements[0].attend, "fused");
+  const StackPlan strict = plan("strict");
+  EXPECT_EQ(strict.placements[0].attend, "view");
+  EXPECT_EQ(strict.placements[0].reason, "\"quantized\" with this cache_config leaves attention to the host");
+  EXPECT_EQ(place.make({layer})->placements()[0].reason, strict.placements[0].reason) << "as planned, so made";
+
+  place.choice.require = {"fused_attention"};
+  EXPECT_EQ(plan("fixed").placements[0].attend, "fused");
+  Error error = error_of([&] { plan("strict"); });
+  EXPECT_EQ(error.code(), Code::kUnsupported);
+  EXPECT_HAS(error.what(),
+             "required capability fused_attention is not there: layer 0 (full_attention): \"quantized\" with this "
+             "cache_config leaves attention to the host");
+  EXPECT_HAS(error.what(), "choose another cache_implementation or cache_config");
+  place.choice.require.clear();
+  place.choice.options["fused_attention"] = "required";
+  error = error_of([&] { CacheStack::plan(place.registry, {&layer, 1}, place.choice, place.params, 1, 8); });
+  EXPECT_EQ(error.code(), Code::kUnsupported);
+  EXPECT_HAS(error.what(), "fused_attention = \"required\": hf_compat = \"strict\" unpacks all tokens at each step");
+}
+
 TEST(Quantizers, BadOptionsNameTheKey) {
   const std::pair<Json, const char*> cases[] = {
       {{{"backend", "test/r"}},

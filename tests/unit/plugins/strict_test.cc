@@ -116,6 +116,21 @@ TEST(Strict, RefusesAtCreation) {
   }
 }
 
+TEST(Strict, LeavesAttentionToTheHost) {
+  Given given;
+  kvp_cache_info info{};
+  info.struct_size = sizeof info;
+  ASSERT_EQ(iface()->probe(&given.create, &info, nullptr), KVP_OK);
+  EXPECT_NE(info.flags & KVP_CACHE_NO_ATTEND, 0u);
+  LoadedCache cache(iface(), given.create);
+  kvp_attend_desc desc{};
+  desc.struct_size = sizeof desc;
+  EXPECT_EQ(cache.attend_probe(desc), KVP_UNSUPPORTED);
+  EXPECT_NE(cache.text().find("\"fixed\", the default, attends over packed ones"), std::string::npos) << cache.text();
+  kvp_tensor out{};
+  EXPECT_EQ(cache.attend({}, &out, nullptr), KVP_UNSUPPORTED);
+}
+
 // The built-in quantizers.
 struct BuiltIn : CreateArgs {
   std::unique_ptr<LoadedQuantizer> k, v;
