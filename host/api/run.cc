@@ -76,15 +76,20 @@ report::RunPlan make_plan(HostState& host, const Effective& effective) {
   return make_plan(host, effective, prompts.all, need_of(effective, prompts.all));
 }
 
+// Of the run as it is after falling back, which `other` becomes.
+report::RunPlan plan_fallback(HostState& host, Effective& other, const report::RunPlan& plan) {
+  generate::take_fallback(other.run);
+  return report::plan_run(host.registry, other.run, *other.model, plan.batch, plan.tokens);
+}
+
 // The plan's document, with what the run would fall back to.
 nlohmann::json plan_document(HostState& host, const Effective& effective, const report::RunPlan& plan) {
   nlohmann::json out = report::plan_json(plan, effective.run, *effective.model);
   out["oom_fallback"] = nullptr;
   if (effective.run.cache.oom_fallback) {
     Effective other = effective;
-    generate::take_fallback(other.run);
-    out["oom_fallback"] = report::plan_json(
-        report::plan_run(host.registry, other.run, *other.model, plan.batch, plan.tokens), other.run, *other.model);
+    const report::RunPlan its = plan_fallback(host, other, plan);
+    out["oom_fallback"] = report::plan_json(its, other.run, *other.model);
   }
   return out;
 }
@@ -164,35 +169,39 @@ kvplug_status kvplug_run(kvplug_host* host, const kvplug_config* config, const k
     if (run.output.logits_path) report::check_writable(*run.output.logits_path, run.output.overwrite);
     uint64_t planned_fallbacks = 0;
     const generate::SlotNeed need = need_of(effective, prompts.all);
-    if (run.memory.plan != "off") {
-      const auto check = [&] {
-        const report::RunPlan plan = make_plan(*state, effective, prompts.all, need);
-        for (const int tier : {KVP_TIER_HOST, KVP_TIER_DEVICE}) {
-          const uint64_t weights = generate::weights_in(tier, run.model.device, plan.weight_bytes);
-          if (plan.limit[tier] != 0) generate::check_fits(tier, weights, plan.peak[tier] - weights, plan.limit[tier]);
-        }
-      };
+    // A cache that cannot be made is refused before the weights are read, and so is the one to fall back to.
+    const auto check = [&] {
+      const report::RunPlan plan = make_plan(*state, effective, prompts.all, need);
+      if (run.cache.oom_fallback) {
+        Effective other = effective;
+        plan_fallback(*state, other, plan);
+      }
+      if (run.memory.plan == "off") return;
+      for (const int tier : {KVP_TIER_HOST, KVP_TIER_DEVICE}) {
+        const uint64_t weights = generate::weights_in(tier, run.model.device, plan.weight_bytes);
+        if (plan.limit[tier] != 0) generate::check_fits(tier, weights, plan.peak[tier] - weights, plan.limit[tier]);
+      }
+    };
+    try {
+      check();
+    } catch (const Error& first) {
+      if (!generate::is_out_of_memory(first)) throw;
+      if (!run.cache.oom_fallback) throw generate::with_memory_hint(first, run);
+      // The failure that the plan foresees takes the way of one that happens.
+      generate::Event notice;
+      notice.type = generate::EventType::kNotice;
+      notice.text = generate::retry_text(first, *run.cache.oom_fallback);
+      prompts.notices.push_back(notice.text);
+      const kvplug_event out = event_of(notice);
+      if (hooks.event) hooks.event(hooks.user, &out);
+      generate::take_fallback(run);
+      generate::take_fallback(effective.run);
+      planned_fallbacks = 1;
       try {
         check();
-      } catch (const Error& first) {
-        if (!generate::is_out_of_memory(first)) throw;
-        if (!run.cache.oom_fallback) throw generate::with_memory_hint(first, run);
-        // The failure that the plan foresees takes the way of one that happens.
-        generate::Event notice;
-        notice.type = generate::EventType::kNotice;
-        notice.text = generate::retry_text(first, *run.cache.oom_fallback);
-        prompts.notices.push_back(notice.text);
-        const kvplug_event out = event_of(notice);
-        if (hooks.event) hooks.event(hooks.user, &out);
-        generate::take_fallback(run);
-        generate::take_fallback(effective.run);
-        planned_fallbacks = 1;
-        try {
-          check();
-        } catch (const Error& second) {
-          if (!generate::is_out_of_memory(second)) throw;
-          throw generate::both_failed(first, second);
-        }
+      } catch (const Error& second) {
+        if (!generate::is_out_of_memory(second)) throw;
+        throw generate::both_failed(first, second);
       }
     }
     // A folder that is run by ids alone has its tokenizer for the texts of the answers.
