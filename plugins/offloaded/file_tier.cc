@@ -26,7 +26,17 @@ int open_unnamed(const std::string& folder) {
   return file;
 }
 
+[[noreturn]] void refuse(const std::string& folder, int error) {
+  fail(KVP_IO, "disk_path '", folder, "': no file can be made there: ", std::strerror(error),
+       "; give a folder that exists and may be written to");
+}
+
 }  // namespace
+
+void FileTier::check_folder(const std::string& folder) {
+  const std::string inside = folder + "/.";  // of a file there is none
+  if (faccessat(AT_FDCWD, inside.c_str(), W_OK | X_OK, AT_EACCESS) != 0) refuse(folder, errno);
+}
 
 FileTier::FileTier(std::string folder, size_t layers) : folder_(std::move(folder)) {
   for (size_t i = 0; i < layers; ++i) {
@@ -34,8 +44,7 @@ FileTier::FileTier(std::string folder, size_t layers) : folder_(std::move(folder
     if (file < 0) {
       const int error = errno;
       for (const int open : files_) close(open);
-      fail(KVP_IO, "disk_path '", folder_, "': no file can be made there: ", std::strerror(error),
-           "; give a folder that exists and may be written to");
+      refuse(folder_, error);
     }
     files_.push_back(file);
   }

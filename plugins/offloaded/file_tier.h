@@ -12,6 +12,9 @@ namespace kvplug::offloaded {
 
 class FileTier final : public Tier {
  public:
+  // Throws IO naming the folder if no files can be made there, as far as can be told without making one.
+  static void check_folder(const std::string& folder);
+
   // Opens the files; throws IO naming the folder.
   FileTier(std::string folder, size_t layers);
   ~FileTier() override;

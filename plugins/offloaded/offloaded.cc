@@ -2,7 +2,6 @@
 // The cache kinds "offloaded" and "offloaded_static": "dynamic" and "static" whose K/V lie in host memory while the
 // device does not need them, or, on the CPU, in files under `disk_path`. Without one, and without an accelerator, host
 // memory is the slowest tier there is, and K/V stay in it.
-#include "file_tier.h"
 #include "offloaded_cache.h"
 
 namespace kvplug::offloaded {

@@ -8,6 +8,7 @@
 
 #include "device_mover.h"
 #include "file_mover.h"
+#include "file_tier.h"
 #include "swapped_pages.h"
 
 namespace kvplug::offloaded {
@@ -25,6 +26,7 @@ class OffloadedCache final : public sdk::PagedCache {
  public:
   static void probe(const kvp_cache_create& create, kvp_cache_info& out) {
     const Form form(create);
+    if (form.moved() > 0 && !form.plan.on_device()) FileTier::check_folder(form.disk_path);
     probe_of(form.plan, out);
     // A layer comes to whichever of the two slots is free.
     if (form.moved() > 0) out.flags &= ~KVP_CACHE_STABLE_ADDRESS;

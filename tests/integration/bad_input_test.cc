@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is wrong with what a user gives, one test each: the right exit code, a message that names the thing, and nothing
 // half-written. All through the program.
+#include <unistd.h>
+
 #include <cstring>
 #include <functional>
 
@@ -202,6 +204,35 @@ TEST(BadRunFile, CapabilityThatNobodyHas) {
                 "cache.negotiation.require = [\"fused_attention\"]\nplugins.search_path = [\"" +
                 std::string(KVPLUG_TEST_BUILD) + "/misbehaving/plain\"]\n"));
   expect_error(kvplug_program({"run", file.path()}), 6, {"fused_attention", "test/plain"});
+}
+
+// Told by the plugin's probe, so before the weights are read: create says "create".
+TEST(BadRunFile, FolderThatTakesNoFiles) {
+  const auto refused = [](const std::string& text, const std::string& path, const char* why,
+                          const std::vector<std::string>& commands) {
+    const RunFile file(text);
+    for (const std::string& command : commands) {
+      expect_error(kvplug_program({command, file.path()}), 1,
+                   {"probe: disk_path '" + path + "'", why, "give a folder that exists and may be written to"});
+    }
+  };
+  const TempFolder folder;
+  const std::string file = folder / "file", missing = folder / "missing", closed = folder / "closed";
+  write_text(file, "x");
+  fs::create_directory(closed);
+  fs::permissions(closed, fs::perms::owner_read);
+  for (const auto& [path, why] :
+       {std::pair{missing, "No such file or directory"}, {file, "Not a directory"}, {closed, "Permission denied"}}) {
+    if (path == closed && geteuid() == 0) continue;  // root may write anywhere
+    const std::string options = "cache_config = { disk_path = \"" + path + "\" }\n";
+    const std::string chosen = "generation.cache_implementation = \"offloaded\"\ngeneration." + options;
+    refused(llama_run(chosen), path, why, {"plan", "explain", "run"});
+    refused(llama_run("memory.plan = \"off\"\n" + chosen), path, why, {"run"});
+    refused(llama_run("[cache.oom_fallback]\ncache_implementation = \"offloaded_static\"\n" + options), path, why,
+            {"plan", "run"});
+  }
+  EXPECT_FALSE(fs::exists(missing));
+  fs::permissions(closed, fs::perms::owner_all);
 }
 
 TEST(BadPrompt, IdOutOfTheVocabulary) {

@@ -112,8 +112,8 @@ typedef struct kvp_update_args {
 typedef struct kvp_cache_iface {
   size_t struct_size;
 
-  /* Tells whether these layers, types and options can be served, and how. Pure. UNSUPPORTED with the reason in words.
-   * Required.
+  /* Tells whether these layers, types and options can be served, and how. UNSUPPORTED with the reason in words. Changes
+   * nothing; what options name, such as a folder, may be looked at, and is refused with IO. Required.
    * Thread: any. Allocates: no. Synchronises: no. Owns: all stays the caller's. Since 0.1. */
   int32_t (*probe)(const kvp_cache_create* create, kvp_cache_info* out, kvp_error* err);
 

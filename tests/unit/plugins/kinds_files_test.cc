@@ -48,10 +48,18 @@ TEST_P(KindFolders, FoldersThatAreNone) {
     const KindArgs args(GetParam(), {kFull}, kF32, 1, kCapacity, path);
     char text[512] = "";
     kvp_error err{sizeof err, 0, 0, text, sizeof text, 0};
+    const auto expect_words = [&] {
+      EXPECT_NE(std::string(text).find("disk_path '" + path + "'"), std::string::npos) << text;
+      EXPECT_NE(std::string(text).find("give a folder"), std::string::npos) << text;
+    };
+    kvp_cache_info info{};
+    info.struct_size = sizeof info;
+    EXPECT_EQ(iface_of(GetParam())->probe(&args.create, &info, &err), KVP_IO) << path;
+    expect_words();
+    text[0] = '\0';
     kvp_cache* self = nullptr;
     EXPECT_EQ(iface_of(GetParam())->create(&args.create, &self, &err), KVP_IO) << path;
-    EXPECT_NE(std::string(text).find("disk_path '" + path + "'"), std::string::npos) << text;
-    EXPECT_NE(std::string(text).find("give a folder"), std::string::npos) << text;
+    expect_words();
     EXPECT_EQ(self, nullptr);
     EXPECT_EQ(TestHost::get().held(), 0u);
   };
