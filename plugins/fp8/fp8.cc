@@ -94,6 +94,8 @@ class Fp8 {
     high = low;
   }
 
+  static std::string refusal(int32_t device_type) { return sdk::affine_refusal("fp8", device_type, nullptr); }
+
   explicit Fp8(const kvp_qcreate& create)
       : settings_(create.spec != nullptr ? from_spec(*create.spec) : from_options(create)),
         dtype_(create.dtype),

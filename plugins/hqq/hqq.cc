@@ -31,16 +31,21 @@ class Hqq {
     sdk::affine_spec_range(i, kBits, kBitsStrict, low, high);
   }
 
+  static std::string refusal(int32_t device_type) { return sdk::affine_refusal("hqq", device_type, cuda_kernels()); }
+
   explicit Hqq(const kvp_qcreate& create)
       : options_(sdk::affine_options("hqq", create, kBits, kBitsStrict, kTokensAxis, kHeadAxis)),
         group_dim_(options_.axis == kHeadAxis ? KVP_GROUP_HEAD_DIM : KVP_GROUP_TOKENS),
         dtype_(create.dtype) {
     const sdk::PackedForm form = sdk::packed_form(create, options_, group_dim_);
     if (options_.strict) {
+      if (create.device_type != KVP_DEVICE_CPU) {
+        sdk::fail(KVP_UNSUPPORTED, "hf_compat = \"strict\" computes on the CPU");
+      }
       options_.group_size = form.group_size;
       strict_.emplace(dtype_, options_);
     } else {
-      fixed_.emplace(form, kernels());
+      fixed_.emplace(form, kernels(), create.device_type, cuda_kernels());
     }
   }
 
@@ -52,13 +57,13 @@ class Hqq {
     if (fixed_) return fixed_->plan(batch, kv_heads, tokens, head_dim, out);
     strict_->plan(batch, kv_heads, tokens, head_dim, out);
   }
-  void quantize(const kvp_call&, const kvp_tensor& in, uint32_t, const kvp_qpart* parts, uint32_t n_parts,
+  void quantize(const kvp_call& call, const kvp_tensor& in, uint32_t, const kvp_qpart* parts, uint32_t n_parts,
                 void* workspace) const {
-    if (fixed_) return fixed_->quantize(in, parts, n_parts, workspace);
+    if (fixed_) return fixed_->quantize(call, in, parts, n_parts, workspace);
     strict_->quantize(in, parts, n_parts, workspace);
   }
-  void dequantize(const kvp_call&, const kvp_qpart* parts, uint32_t n_parts, kvp_tensor& out) const {
-    if (fixed_) return fixed_->dequantize(parts, n_parts, out);
+  void dequantize(const kvp_call& call, const kvp_qpart* parts, uint32_t n_parts, kvp_tensor& out) const {
+    if (fixed_) return fixed_->dequantize(call, parts, n_parts, out);
     strict_->dequantize(parts, n_parts, out);
   }
   // In steps. Blocks: a half, where the offset moved a code's worth away from an end another half, and what the type
@@ -73,9 +78,9 @@ class Hqq {
   uint64_t attend_probe(const Hqq& values, const kvp_qattend_desc& desc) const {
     return blocks().attend_probe(values.blocks(), desc);
   }
-  void attend(const Hqq& values, const kvp_call&, const kvp_qattend_args& args, kvp_tensor& out,
+  void attend(const Hqq& values, const kvp_call& call, const kvp_qattend_args& args, kvp_tensor& out,
               kvp_tensor& lse) const {
-    blocks().attend(values.blocks(), args, out, lse);
+    blocks().attend(values.blocks(), call, args, out, lse);
   }
   static const void* extension(std::string_view id) noexcept {
     return id == KVP_EXT_QUANT_ATTEND ? sdk::QuantizerPlugin<Hqq>::attend_extension() : nullptr;

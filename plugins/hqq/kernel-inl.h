@@ -5,23 +5,22 @@
 // they are stored. x = code * step + offset.
 #pragma once
 
-#include "quant/affine-inl.h"
+#include "quant/method-inl.h"
 
 namespace kvplug::sdk {
 namespace {
 
 // 0.1 * x^-0.3 for x > 0.1, to about 1e-6 of it: log2 and exp2 as polynomials, no operation fused.
-inline V shrinkage(V x) {
-  const VU u = reinterpret_cast<VU>(x);
+KVP_LANE_CODE V shrinkage(V x) {
+  const VU u = as_bits(x);
   const VU near = (u - 0x3f3504f3u) & 0xff800000u;  // exponent of x / sqrt(1/2)
-  const V m = reinterpret_cast<V>(u - near);        // [sqrt(1/2), sqrt(2))
-  const VI e = reinterpret_cast<VI>(near) >> 23;
+  const V m = as_floats(u - near);                  // [sqrt(1/2), sqrt(2))
   const V one = set1(1.0f);
   const V f = div(sub(m, one), add(m, one)), g = mul(f, f);
   V y = add(mul(g, set1(0.41219858f)), set1(0.57707802f));  // 2 log2(e) (1/7, 1/5, ..)
   y = add(mul(y, g), set1(0.96179669f));
   y = add(mul(y, g), set1(2.88539008f));
-  const V log2 = add(mul(y, f), __builtin_convertvector(e, V));
+  const V log2 = add(mul(y, f), exponents(near));
   const V t = mul(log2, set1(-0.3f));
   const V magic = set1(12582912.0f);
   const V whole = add(t, magic);
@@ -32,8 +31,7 @@ inline V shrinkage(V x) {
   z = add(mul(z, r), set1(0.5f));
   z = add(mul(z, r), one);
   z = add(mul(z, r), one);
-  const VU power = reinterpret_cast<VU>(z) + (reinterpret_cast<VU>(whole) << 23);
-  return mul(reinterpret_cast<V>(power), set1(0.1f));
+  return mul(as_floats(as_bits(z) + (as_bits(whole) << 23)), set1(0.1f));
 }
 
 struct Hqq {
@@ -41,7 +39,7 @@ struct Hqq {
   static constexpr int kIterations = 20;
 
   template <class T>
-  static void solve(Panel& p, int bits) {
+  KVP_LANE_CODE static void solve(Panel& p, int bits) {
     const auto levels = static_cast<float>((1 << bits) - 1);
     const Range r = range_of(p);
     // Lanes of extreme size are scaled by a power of two, so that range and 1 / step are normal numbers.
@@ -85,7 +83,7 @@ struct Hqq {
 
   // The zero of values less the smallest one.
   template <bool kShrinks>
-  static L search(const Panel& p, float levels, const L& step, const L& inverse) {
+  KVP_LANE_CODE static L search(const Panel& p, float levels, const L& step, const L& inverse) {
     const L count = all(static_cast<float>(p.n));
     L z = all(0), best = all(__builtin_inff()), active = all(1);
     for (int turn = 0; turn < kIterations; ++turn) {
@@ -114,7 +112,7 @@ struct Hqq {
   }
 
   template <class T>
-  static L value(const L& code, const L& scale, const L& offset) {
+  KVP_LANE_CODE static L value(const L& code, const L& scale, const L& offset) {
     return add(mul(code, scale), offset);
   }
 };

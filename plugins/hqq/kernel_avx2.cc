@@ -2,6 +2,7 @@
 // The kernels compiled for AVX2 and F16C.
 #include "kernel-inl.h"
 #include "kernels.h"
+#include "quant/affine-inl.h"
 
 namespace kvplug::hqq {
 

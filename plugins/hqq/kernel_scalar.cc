@@ -2,6 +2,7 @@
 // The kernels compiled for whatever the compiler's baseline has.
 #include "kernel-inl.h"
 #include "kernels.h"
+#include "quant/affine-inl.h"
 
 namespace kvplug::hqq {
 

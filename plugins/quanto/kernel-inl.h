@@ -4,14 +4,14 @@
 // infinities has scale and offset NaN; a step that T does not hold, or that leads beyond its largest value, is capped.
 #pragma once
 
-#include "quant/affine-inl.h"
+#include "quant/method-inl.h"
 
 namespace kvplug::sdk {
 namespace {
 
 struct Quanto {
   template <class T>
-  static void solve(Panel& p, int bits) {
+  KVP_LANE_CODE static void solve(Panel& p, int bits) {
     const auto levels = static_cast<float>((1 << bits) - 1);
     const Range r = range_of(p);
     const L range = round_to<T>(sub(r.high, r.low));
@@ -22,7 +22,7 @@ struct Quanto {
   }
 
   template <class T>
-  static L value(const L& code, const L& scale, const L& offset) {
+  KVP_LANE_CODE static L value(const L& code, const L& scale, const L& offset) {
     return add(round_to<T>(mul(scale, code)), offset);
   }
 };

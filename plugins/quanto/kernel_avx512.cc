@@ -2,6 +2,7 @@
 // The kernels compiled for AVX-512 F, BW, DQ and VL.
 #include "kernel-inl.h"
 #include "kernels.h"
+#include "quant/affine-inl.h"
 
 namespace kvplug::quanto {
 

@@ -2,13 +2,19 @@
 // Device on CUDA: from a cache's words to launches. The tests compile this same file as C++ with the emulator.
 #include <cmath>
 
-#include "kernels.h"
+#include "attend.h"
 
 namespace kvplug::sdk {
 namespace cuda {
 namespace {
 
-Strides strides_of(const kvp_tensor& t) { return {t.strides[0], t.strides[1], t.strides[2]}; }
+// One thread a row.
+KVP_KERNEL void clock_kernel(DeviceClock clock, int64_t batch, int64_t queries, DeviceRow* rows) {
+  const int64_t b = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (b >= batch) return;
+  const int64_t pad = clock.row_pad[b], position = clock.row_seen[b] - pad;
+  rows[b] = {b * clock.columns, 0, 0, position + queries, position, queries, pad};
+}
 
 AppendParams append_params(const kvp_tensor& k, const kvp_tensor& v) {
   AppendParams p = {};
@@ -19,10 +25,6 @@ AppendParams append_params(const kvp_tensor& k, const kvp_tensor& v) {
   p.key_dim = static_cast<int32_t>(k.shape[3]);
   p.value_dim = static_cast<int32_t>(v.shape[3]);
   return p;
-}
-
-dim3 grid_of(int64_t x, int64_t y, int64_t z) {
-  return dim3(static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z));
 }
 
 // body(Bits{}) with the unsigned type as wide as an element.
@@ -77,42 +79,11 @@ class CudaDevice final : public Device {
              const KvBlock* blocks, int64_t longest, void* scratch) const override {
     if (s.batch == 0 || s.max_query == 0) return 0;
     const Current current(device);
-    AttendParams p = {};
-    p.q = call.q->data;
-    p.out = call.out->data;
-    p.q_stride = strides_of(*call.q);
-    p.out_stride = strides_of(*call.out);
-    if (call.lse != nullptr) {
-      p.lse = static_cast<float*>(call.lse->data);
-      p.lse_stride = strides_of(*call.lse);
-    }
-    if (call.bias != nullptr) {
-      p.bias = static_cast<const float*>(call.bias->data);
-      p.bias_stride = strides_of(*call.bias);
-      p.bias_column = call.bias->strides[3];
-    }
-    if (call.sinks != nullptr) p.sinks = static_cast<const float*>(call.sinks->data);
-    p.rows = rows;
-    p.blocks = blocks;
-    p.window = call.window;
-    p.chunk = call.chunk;
-    p.queries = static_cast<int32_t>(s.max_query);
-    p.kv_heads = static_cast<int32_t>(s.kv_heads);
-    p.group = static_cast<int32_t>(s.q_heads / s.kv_heads);
-    p.key_dim = static_cast<int32_t>(s.key_dim);
-    p.value_dim = static_cast<int32_t>(s.value_dim);
-    p.causal = call.causal ? 1 : 0;
-    p.float_out = call.out->dtype_bits == 32 ? 1 : 0;
-    p.scale = call.scale;
-    p.softcap = call.softcap;
-    if (splits(s)) {
-      p.partials = static_cast<float*>(scratch);
-      const int64_t parts = (longest + kPartTokens - 1) / kPartTokens + 1;  // a window may begin inside a part
-      p.parts = static_cast<int32_t>(parts < kMaxParts ? parts : kMaxParts);
-    }
-    if (s.dtype.bits == 32) return launch_attend<F32>(p, s.batch, stream);
-    return s.dtype.code == KVP_DTYPE_BFLOAT ? launch_attend<BF16>(p, s.batch, stream)
-                                            : launch_attend<F16>(p, s.batch, stream);
+    const AttendParams p = attend_params(s, call, rows, longest, scratch);
+    return by_type(s.dtype, [&](auto type) {
+      using T = decltype(type);
+      return launch_attend<T>(p, PlainKv<T>{blocks}, s.batch, stream);
+    });
   }
 
   int clock_rows(int device, void* stream, const DeviceClock& clock, int64_t batch, int64_t queries,
@@ -133,10 +104,7 @@ class CudaDevice final : public Device {
   }
 
   size_t attend_scratch_bytes(const AttendShape& s) const override {
-    AttendShape one = s;
-    one.max_query = 1;
-    if (!splits(one)) return 0;
-    return static_cast<size_t>(s.batch * s.q_heads * kMaxParts * (s.value_dim + 2)) * sizeof(float);
+    return attend_partial_bytes(s);
   }
 
   int make_stream(int device, void** out) const override {
@@ -174,20 +142,6 @@ class CudaDevice final : public Device {
   }
 
   const char* error_text(int error) const override { return error_name(error); }
-
- private:
-  static bool splits(const AttendShape& s) { return s.max_query == 1 && s.q_heads / s.kv_heads <= kVectors; }
-
-  template <class T>
-  static int launch_attend(const AttendParams& p, int64_t batch, void* stream) {
-    const int64_t tiles = (int64_t{p.queries} * p.group + kVectors - 1) / kVectors;
-    const size_t shared = static_cast<size_t>(shared_floats(p.key_dim, p.value_dim)) * sizeof(float);
-    const int error = launch(attend_kernel<T>, grid_of(p.partials != nullptr ? p.parts : tiles, p.kv_heads, batch),
-                             kThreads, shared, stream, p);
-    if (error != 0 || p.partials == nullptr) return error;
-    return launch(fold_kernel<T>, grid_of(p.group, p.kv_heads, batch), kThreads,
-                  static_cast<size_t>(p.value_dim) * sizeof(float), stream, p);
-  }
 };
 
 }  // namespace

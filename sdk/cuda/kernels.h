@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels: append, views, attention, and the clock of recorded steps.
 //
-// Attention. The queries of a row times the query heads of a K/V head are one list of vectors, i * group + g, as on the
-// CPU. A block of kThreads threads takes up to kVectors of them through a range of row positions, kBlockTokens at a
-// time: scores by thread pairs (vector, token) over a chunk of K in shared memory, softmax kept online, and each thread
-// sums the value dims that are its own. Decoding (one query) cuts a row into at most kMaxParts parts, each a block that
-// leaves (m, l, acc), and a second kernel merges them; otherwise a block takes a tile of vectors through all they see.
-// Parts follow from the row's own positions, so neighbours in the batch leave its bits alone. All sums are float32.
+// Where K and V come from is a source: PlainKv here, PackedKv in packed_kv.h. enter() goes to the kTokens positions
+// from `start` on; keys() brings kChunk dims of them to shared memory; each_value() hands out one dim of V, token by
+// token. Attention. The queries of a row times the query heads of a K/V head are one list of vectors, i * group + g, as
+// on the CPU. A block of kThreads threads takes up to kVectors of them through a range of row positions, kBlockTokens
+// at a time: scores by thread pairs (vector, token) over a chunk of K in shared memory, softmax kept online, and each
+// thread sums the value dims that are its own. Decoding (one query) cuts a row into at most kMaxParts parts, each a
+// block that leaves (m, l, acc), and a second kernel merges them; otherwise a block takes a tile of vectors through all
+// they see. Parts follow from the row's own positions, so neighbours in the batch leave its bits alone. All sums are
+// float32.
 #pragma once
 
 #include <kvplug/sdk/device.h>
@@ -35,7 +38,6 @@ struct AttendParams {
   const float* bias;
   const float* sinks;
   const DeviceRow* rows;
-  const KvBlock* blocks;
   float* partials;  // NULL: tiles
   Strides q_stride, out_stride, lse_stride, bias_stride;
   int64_t bias_column;  // stride of the columns
@@ -57,7 +59,7 @@ KVP_DEVICE_CODE Span visible(const AttendParams& p, const DeviceRow& row, int64_
   if (p.causal) s.end = lesser(s.end, position + 1);
   if (p.window > 0) s.begin = greater(s.begin, position - p.window + 1);
   if (p.chunk > 0) {
-    const int64_t start = position / p.chunk * p.chunk;
+    const int64_t start = (position + row.origin) / p.chunk * p.chunk - row.origin;
     s.begin = greater(s.begin, start);
     s.end = lesser(s.end, start + p.chunk);
   }
@@ -83,6 +85,34 @@ inline int64_t shared_floats(int64_t key_dim, int64_t value_dim) {
          3 * kVectors;
 }
 
+template <class T>
+struct PlainKv {
+  using Bits = typename T::Bits;
+  const KvBlock* blocks;
+  const Bits* k = nullptr;  // of the block at hand
+  const Bits* v = nullptr;
+  int64_t k_stride = 0, v_stride = 0;
+
+  KVP_DEVICE_CODE void enter(const DeviceRow& row, int64_t kv_head, int64_t start) {
+    const KvBlock block = blocks[row.list + start / kTokens - row.first_block];
+    k = static_cast<const Bits*>(block.k) + kv_head * block.k_head_stride;
+    v = static_cast<const Bits*>(block.v) + kv_head * block.v_head_stride;
+    k_stride = block.k_token_stride;
+    v_stride = block.v_token_stride;
+  }
+  KVP_DEVICE_CODE void keys(int c, int width, int low, int high, float* to) const {
+    for (int i = static_cast<int>(threadIdx.x); i < kTokens * kChunk; i += kThreads) {
+      const int t = i / kChunk, d = i % kChunk;
+      const bool there = t >= low && t < high && d < width;
+      to[t * (kChunk + 1) + d] = there ? T::load(k[t * k_stride + c + d]) : 0.0f;
+    }
+  }
+  template <class F>
+  KVP_DEVICE_CODE void each_value(int d, int low, int high, const F& f) const {
+    for (int t = low; t < high; ++t) f(t, T::load(v[t * v_stride + d]));
+  }
+};
+
 // The end of a vector: the sink, the division, out and lse. Called by all threads; acc: this thread's dims.
 template <class T>
 KVP_DEVICE_CODE void finish(const AttendParams& p, int64_t b, int64_t kv_head, int vector, float m, float l,
@@ -96,10 +126,11 @@ KVP_DEVICE_CODE void finish(const AttendParams& p, int64_t b, int64_t kv_head, i
     l = l * factor + expf(sink - most);
     m = most;
   }
-  const float scale = real && l > 0.0f ? factor / l : 0.0f;
+  const bool sees = real && l != 0.0f;  // a score that is NaN is not lost
+  const float scale = sees ? factor / l : 0.0f;
   const int64_t at = b * p.out_stride.batch + head * p.out_stride.head + query * p.out_stride.token;
   for (int d = static_cast<int>(threadIdx.x); d < p.value_dim; d += kThreads) {
-    const float x = scale == 0.0f ? 0.0f : acc[d] * scale;
+    const float x = sees ? acc[d] * scale : 0.0f;
     if (p.float_out) {
       static_cast<float*>(p.out)[at + d] = x;
     } else {
@@ -108,13 +139,13 @@ KVP_DEVICE_CODE void finish(const AttendParams& p, int64_t b, int64_t kv_head, i
   }
   if (p.lse != nullptr && threadIdx.x == 0) {
     p.lse[b * p.lse_stride.batch + head * p.lse_stride.head + query * p.lse_stride.token] =
-        real && l > 0.0f ? m + logf(l) : -INFINITY;
+        sees ? m + logf(l) : -INFINITY;
   }
 }
 
 // grid: (parts or tiles, kv_heads, batch).
-template <class T>
-KVP_KERNEL void attend_kernel(AttendParams p) {
+template <class T, class Kv>
+KVP_KERNEL void attend_kernel(AttendParams p, Kv kv) {
   using Bits = typename T::Bits;
   const int tid = static_cast<int>(threadIdx.x);
   const int64_t b = blockIdx.z, kv_head = blockIdx.y;
@@ -163,18 +194,13 @@ KVP_KERNEL void attend_kernel(AttendParams p) {
 
   const int token = tid % kTokens;
   for (int64_t start = all.begin / kTokens * kTokens; start < all.end; start += kTokens) {
-    const KvBlock block = p.blocks[row.list + start / kTokens - row.first_block];
+    kv.enter(row, kv_head, start);
     const int low = static_cast<int>(greater(all.begin - start, 0));
     const int high = static_cast<int>(lesser(all.end - start, kTokens));
-    const Bits* const k = static_cast<const Bits*>(block.k) + kv_head * block.k_head_stride;
     float dot[kPairs] = {};
     for (int c = 0; c < p.key_dim; c += kChunk) {
       const int width = p.key_dim - c < kChunk ? p.key_dim - c : kChunk;
-      for (int i = tid; i < kTokens * kChunk; i += kThreads) {
-        const int t = i / kChunk, d = i % kChunk;
-        const bool there = t >= low && t < high && d < width;
-        keys[t * (kChunk + 1) + d] = there ? T::load(k[t * block.k_token_stride + c + d]) : 0.0f;
-      }
+      kv.keys(c, width, low, high, keys);
       __syncthreads();
       for (int d = 0; d < width; ++d) {
         const float x = keys[token * (kChunk + 1) + d];
@@ -235,18 +261,16 @@ KVP_KERNEL void attend_kernel(AttendParams p) {
     }
     __syncthreads();
 
-    const Bits* const v = static_cast<const Bits*>(block.v) + kv_head * block.v_head_stride;
     for (int d = tid; d < p.value_dim; d += kThreads) {
       float a[kVectors];
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) a[i] = i < n ? acc[i * p.value_dim + d] * keep[i] : 0.0f;
-      for (int t = low; t < high; ++t) {
-        const float x = T::load(v[t * block.v_token_stride + d]);
+      kv.each_value(d, low, high, [&](int t, float x) {
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
           if (i < n) a[i] += scores[i * (kTokens + 1) + t] * x;
         }
-      }
+      });
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
         if (i < n) acc[i * p.value_dim + d] = a[i];
@@ -280,13 +304,13 @@ KVP_KERNEL void fold_kernel(AttendParams p) {
   float m = -INFINITY, l = 0.0f;
   for (int i = 0; i < p.parts; ++i) m = fmaxf(m, first[i * stride]);
   for (int i = 0; i < p.parts; ++i) {
-    if (first[i * stride] != -INFINITY) l += first[i * stride + 1] * expf(first[i * stride] - m);
+    if (first[i * stride + 1] != 0.0f) l += first[i * stride + 1] * expf(first[i * stride] - m);
   }
   float* const acc = shared_memory();
   for (int d = static_cast<int>(threadIdx.x); d < p.value_dim; d += kThreads) {
     float sum = 0.0f;
     for (int i = 0; i < p.parts; ++i) {
-      if (first[i * stride] != -INFINITY) sum += first[i * stride + 2 + d] * expf(first[i * stride] - m);
+      if (first[i * stride + 1] != 0.0f) sum += first[i * stride + 2 + d] * expf(first[i * stride] - m);
     }
     acc[d] = sum;
   }
@@ -341,14 +365,6 @@ KVP_KERNEL void view_kernel(const DeviceRow* rows, const KvBlock* blocks, int ke
     }
     to[i] = x;
   }
-}
-
-// One thread a row.
-KVP_KERNEL void clock_kernel(DeviceClock clock, int64_t batch, int64_t queries, DeviceRow* rows) {
-  const int64_t b = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (b >= batch) return;
-  const int64_t pad = clock.row_pad[b], position = clock.row_seen[b] - pad;
-  rows[b] = {b * clock.columns, 0, 0, position + queries, position, queries, pad};
 }
 
 // grid: (batch, kv_heads).

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// packed_attend(): checks the call and hands it to the driver of attend() as rows whose position 0 is their first
-// packed token.
+// packed_attend(): checks the call and hands it to the driver of attend(), or to a device, as rows whose position 0 is
+// their first packed token.
 #include <kvplug/sdk/packed_attention.h>
-
-#include <cstring>
 
 #include "../kernels/packed_job.h"
 
@@ -81,35 +79,66 @@ struct Workspace {
         first_page(round_up((batch + 1) * static_cast<int64_t>(sizeof(int64_t)), 64)) {}
 };
 
-// Rows of the call from its pages; false if these are out of order, torn or newer than a query.
-bool take_pages(const kvp_qattend_args& args, const PackedCall& call, int64_t batch, int64_t queries, AttendRow* rows,
-                int64_t* first_page) {
-  int64_t page = 0;
-  if (args.n_pages < 0 || (args.n_pages > 0 && args.pages == nullptr)) return false;
-  for (int64_t b = 0; b < batch; ++b) {
-    first_page[b] = page;
-    AttendRow row = {};
-    row.q_position = args.q_position[b];
-    row.q_count = queries;
-    for (; page < args.n_pages && args.pages[page].row == b; ++page) {
-      const kvp_qpage& p = args.pages[page];
-      if (p.count <= 0 || p.count > INT32_MAX || p.count % call.k.block != 0 || p.count % call.v.block != 0)
-        return false;
-      if (p.parts == nullptr) return false;
-      if (row.kv_end == 0) row.origin = p.position;
-      if (p.position < 0 || p.position != row.origin + row.kv_end) return false;
-      row.kv_end += p.count;
-    }
-    if (row.kv_end > 0) {
-      // Position 0 is the first packed token; the queries behind it are no padding.
-      if (row.q_position < row.origin + row.kv_end) return false;
-      row.q_position -= row.origin;
-    }
-    rows[b] = row;
+// Row b of the call from its pages, the next one being *page; false if these are out of order, torn or newer than a
+// query.
+bool take_row(const kvp_qattend_args& args, const PackedCall& call, int64_t b, int64_t queries, int64_t* page,
+              AttendRow* to) {
+  AttendRow row = {};
+  row.q_position = args.q_position[b];
+  row.q_count = queries;
+  for (; *page < args.n_pages && args.pages[*page].row == b; ++*page) {
+    const kvp_qpage& p = args.pages[*page];
+    if (p.count <= 0 || p.count > INT32_MAX || p.count % call.k.block != 0 || p.count % call.v.block != 0) return false;
+    if (p.parts == nullptr) return false;
+    if (row.kv_end == 0) row.origin = p.position;
+    if (p.position < 0 || p.position != row.origin + row.kv_end) return false;
+    row.kv_end += p.count;
   }
-  first_page[batch] = page;
-  return page == args.n_pages;
+  if (row.kv_end > 0) {
+    // Position 0 is the first packed token; the queries behind it are no padding.
+    if (row.q_position < row.origin + row.kv_end) return false;
+    row.q_position -= row.origin;
+  }
+  *to = row;
+  return true;
 }
+
+// Of a call that makes sense: where its parts lie, its shape. batch 0: nothing to do.
+kvp_status take_call(const PackedForm& k, const PackedForm& v, const kvp_qattend_args& args, PackedCall* call,
+                     AttendShape* shape) {
+  if (args.q == nullptr || args.q->ndim != 4 || args.q_position == nullptr || args.workspace == nullptr ||
+      args.k_parts == nullptr) {
+    return KVP_INVALID_ARGUMENT;
+  }
+  const kvp_tensor& q = *args.q;
+  const int64_t kv_heads = args.k_parts[0].t.shape[1];
+  if (q.shape[0] == 0 || q.shape[2] == 0) return KVP_OK;
+  if (form_refusal(k) != nullptr || form_refusal(v) != nullptr) return KVP_UNSUPPORTED;
+  if (kv_heads < 1 || q.shape[1] < 1 || q.shape[1] % kv_heads != 0 || !is_float(dtype_of(q))) {
+    return KVP_INVALID_ARGUMENT;
+  }
+  *call = {side_of(k, 0), side_of(v, k.parts()), &args, nullptr};
+  if (!take_parts(args.k_parts, args.n_k_parts, kv_heads, &call->k)) return KVP_INVALID_ARGUMENT;
+  if (!take_parts(args.v_parts, args.n_v_parts, kv_heads, &call->v)) return KVP_INVALID_ARGUMENT;
+  if (args.n_pages < 0 || (args.n_pages > 0 && args.pages == nullptr)) return KVP_INVALID_ARGUMENT;
+  *shape = {q.shape[0], q.shape[1], kv_heads, q.shape[2], k.head_dim, v.head_dim, dtype_of(q)};
+  return KVP_OK;
+}
+
+AttendCall call_of(const kvp_qattend_args& args, kvp_tensor& out, kvp_tensor& lse) {
+  AttendCall call = {};
+  call.q = args.q;
+  call.out = &out;
+  call.lse = &lse;
+  call.window = args.window;
+  call.chunk = args.chunk;
+  call.scale = args.scale;
+  call.softcap = args.softcap;
+  return call;
+}
+
+// On a device: rows, then partial results.
+int64_t device_rows_bytes(int64_t batch) { return round_up(batch * static_cast<int64_t>(sizeof(DeviceRow)), 64); }
 
 AttendJob job_of(const AttendShape& shape, const PackedCall& call) {
   AttendJob job = attend_job(shape);
@@ -146,40 +175,69 @@ uint64_t packed_attend_workspace(const PackedForm& k, const PackedForm& v, const
 
 kvp_status packed_attend(const PackedForm& k, const PackedForm& v, const kvp_qattend_args& args,
                          const kvp_host_parallel* parallel, kvp_tensor& out, kvp_tensor& lse) noexcept {
-  if (args.q == nullptr || args.q->ndim != 4 || args.q_position == nullptr || args.workspace == nullptr ||
-      args.k_parts == nullptr) {
-    return KVP_INVALID_ARGUMENT;
-  }
-  const kvp_tensor& q = *args.q;
-  const int64_t batch = q.shape[0], queries = q.shape[2], kv_heads = args.k_parts[0].t.shape[1];
-  if (batch == 0 || queries == 0) return KVP_OK;
-  if (form_refusal(k) != nullptr || form_refusal(v) != nullptr) return KVP_UNSUPPORTED;
-  if (kv_heads < 1 || q.shape[1] < 1 || q.shape[1] % kv_heads != 0 || !is_float(dtype_of(q))) {
-    return KVP_INVALID_ARGUMENT;
-  }
-  PackedCall call = {side_of(k, 0), side_of(v, k.parts()), &args, nullptr};
-  if (!take_parts(args.k_parts, args.n_k_parts, kv_heads, &call.k)) return KVP_INVALID_ARGUMENT;
-  if (!take_parts(args.v_parts, args.n_v_parts, kv_heads, &call.v)) return KVP_INVALID_ARGUMENT;
+  PackedCall call = {};
+  AttendShape shape = {};
+  const kvp_status status = take_call(k, v, args, &call, &shape);
+  if (status != KVP_OK || shape.batch == 0) return status;
 
-  const Workspace parts(batch);
+  const Workspace parts(shape.batch);
   char* at = static_cast<char*>(args.workspace);
   AttendRow* rows = reinterpret_cast<AttendRow*>(at);
   int64_t* first_page = reinterpret_cast<int64_t*>(at + parts.rows);
   call.first_page = first_page;
-  if (!take_pages(args, call, batch, queries, rows, first_page)) return KVP_INVALID_ARGUMENT;
+  int64_t page = 0;
+  for (int64_t b = 0; b < shape.batch; ++b) {
+    first_page[b] = page;
+    if (!take_row(args, call, b, shape.max_query, &page, &rows[b])) return KVP_INVALID_ARGUMENT;
+  }
+  first_page[shape.batch] = page;
+  if (page != args.n_pages) return KVP_INVALID_ARGUMENT;
 
-  AttendCall run = {};
-  run.q = &q;
-  run.out = &out;
-  run.lse = &lse;
+  AttendCall run = call_of(args, out, lse);
   run.rows = rows;
-  run.window = args.window;
-  run.chunk = args.chunk;
-  run.scale = args.scale;
-  run.softcap = args.softcap;
-  const AttendJob job = job_of({batch, q.shape[1], kv_heads, queries, k.head_dim, v.head_dim, dtype_of(q)}, call);
+  const AttendJob job = job_of(shape, call);
   const int32_t workers = parallel != nullptr ? parallel->workers(parallel->ctx) : 1;
   return attend_run(job, run, parallel, at + parts.rows + parts.first_page, attend_job_scratch(job, workers));
+}
+
+uint64_t packed_attend_workspace(const PackedDevice& device, const kvp_qattend_desc& desc) noexcept {
+  const AttendShape shape = {desc.max_batch, desc.q_heads,   desc.kv_heads, desc.max_query,
+                             desc.key_dim,   desc.value_dim, desc.q_dtype};
+  return static_cast<uint64_t>(device_rows_bytes(desc.max_batch)) + device.partial_bytes(shape);
+}
+
+kvp_status packed_attend(const PackedForm& k, const PackedForm& v, const kvp_qattend_args& args,
+                         const PackedDevice& device, const kvp_call& where, kvp_tensor& out, kvp_tensor& lse,
+                         int* error) noexcept {
+  PackedCall call = {};
+  AttendShape shape = {};
+  *error = 0;
+  const kvp_status status = take_call(k, v, args, &call, &shape);
+  if (status != KVP_OK || shape.batch == 0) return status;
+  if (args.n_pages > 0 && args.device_pages == nullptr) return KVP_INVALID_ARGUMENT;
+  DeviceRow* const rows = static_cast<DeviceRow*>(args.workspace);
+  constexpr int64_t kSome = 32;
+  DeviceRow some[kSome] = {};
+  int64_t page = 0, longest = 0;
+  for (int64_t b = 0; b < shape.batch; ++b) {
+    const int64_t first = page;
+    AttendRow row;
+    if (!take_row(args, call, b, shape.max_query, &page, &row)) return KVP_INVALID_ARGUMENT;
+    some[b % kSome] = {first, page - first, 0, row.kv_end, row.q_position, row.q_count, 0, row.origin};
+    longest = greater(longest, row.kv_end);
+    const int64_t filled = b % kSome + 1;
+    if (filled < kSome && b + 1 < shape.batch) continue;
+    if (*error == 0) {
+      *error = device.upload(where.device_id, where.stream, rows + b + 1 - filled, some,
+                             static_cast<size_t>(filled) * sizeof some[0]);
+    }
+  }
+  if (page != args.n_pages) return KVP_INVALID_ARGUMENT;
+  if (*error == 0) {
+    *error = device.attend(where.device_id, where.stream, shape, call_of(args, out, lse), call, rows, longest,
+                           static_cast<char*>(args.workspace) + device_rows_bytes(shape.batch));
+  }
+  return *error == 0 ? KVP_OK : KVP_DEVICE;
 }
 
 }  // namespace kvplug::sdk

@@ -45,8 +45,18 @@ PackedForm packed_form(const kvp_qcreate& create, const AffineOptions& options, 
   return form;
 }
 
-AffineQuantizer::AffineQuantizer(const PackedForm& form, const AffineKernels& kernels)
-    : form_(form), kernels_(kernels) {
+std::string affine_refusal(const char* plugin, int32_t device_type, const AffineDevice* device) {
+  if (device_type == KVP_DEVICE_CPU || (device_type == KVP_DEVICE_CUDA && device != nullptr)) return "";
+  return std::string(plugin) + " has no kernels for devices of type " + std::to_string(device_type) +
+         (device != nullptr ? "; it packs on the CPU and with CUDA" : "; it packs on the CPU");
+}
+
+AffineQuantizer::AffineQuantizer(const PackedForm& form, const AffineKernels& kernels, int32_t device_type,
+                                 const AffineDevice* device)
+    : form_(form),
+      kernels_(kernels),
+      device_type_(device_type),
+      device_(device_type == KVP_DEVICE_CPU ? nullptr : device) {
   if (form_.group_dim == KVP_GROUP_HEAD_DIM && form_.group_size > form_.head_dim) form_.group_size = form_.head_dim;
   if (form_.group_size > kMaxBlock || form_.token_block() > kMaxBlock) {
     fail(KVP_INVALID_ARGUMENT, "option 'q_group_size' is ", form_.group_size, ": blocks would be ", form_.token_block(),
@@ -68,7 +78,9 @@ void AffineQuantizer::plan(int64_t batch, int64_t kv_heads, int64_t tokens, int6
   }
   const int64_t blocks = tokens / block;
   out.token_block = block;
-  out.workspace_bytes = static_cast<uint64_t>(worker_count(host_parallel()) * work_bytes(form_));
+  out.workspace_bytes =
+      static_cast<uint64_t>(device_ != nullptr ? device_->workspace_bytes(form_, batch * kv_heads * blocks)
+                                               : worker_count(host_parallel()) * work_bytes(form_));
   out.bits_per_element =
       8.0 * static_cast<double>(form_.data_bytes() + 2 * form_.groups() * element_bytes(form_.scale_dtype)) /
       static_cast<double>(block * head_dim);
@@ -76,10 +88,17 @@ void AffineQuantizer::plan(int64_t batch, int64_t kv_heads, int64_t tokens, int6
   out.parts[0] = planned_part(KVP_PART_DATA, kBytes, {batch, kv_heads, blocks, form_.data_bytes()});
   out.parts[1] = planned_part(KVP_PART_SCALE, form_.scale_dtype, {batch, kv_heads, blocks, form_.groups()});
   out.parts[2] = planned_part(KVP_PART_ZERO, form_.scale_dtype, {batch, kv_heads, blocks, form_.groups()});
+  for (kvp_qpart& part : out.parts) part.t.device_type = device_type_;
 }
 
-void AffineQuantizer::quantize(const kvp_tensor& in, const kvp_qpart* parts, uint32_t n_parts, void* workspace) const {
-  check_tensor("the tensor to quantize", &in, form_.scale_dtype, {-1, -1, -1, form_.head_dim});
+void AffineQuantizer::check(const kvp_call& call, int error) const {
+  if (error == 0) return;
+  fail(KVP_DEVICE, "device ", call.device_id, " reported error ", error, ": ", cuda_packed_device()->error_text(error));
+}
+
+void AffineQuantizer::quantize(const kvp_call& call, const kvp_tensor& in, const kvp_qpart* parts, uint32_t n_parts,
+                               void* workspace) const {
+  check_tensor("the tensor to quantize", &in, form_.scale_dtype, {-1, -1, -1, form_.head_dim}, device_type_);
   const int64_t batch = in.shape[0], heads = in.shape[1], block = form_.token_block();
   kvp_qplan plan{};
   this->plan(batch, heads, in.shape[2], form_.head_dim, plan);
@@ -87,6 +106,9 @@ void AffineQuantizer::quantize(const kvp_tensor& in, const kvp_qpart* parts, uin
   const int64_t blocks = in.shape[2] / block, n = batch * heads * blocks;
   if (n == 0) return;
   if (workspace == nullptr) fail(KVP_INVALID_ARGUMENT, "quantize without a workspace");
+  if (device_ != nullptr) {
+    return check(call, device_->quantize(call.device_id, call.stream, form_, in, parts, workspace));
+  }
 
   struct Job {
     const AffineQuantizer& self;
@@ -115,13 +137,16 @@ void AffineQuantizer::quantize(const kvp_tensor& in, const kvp_qpart* parts, uin
   }
 }
 
-void AffineQuantizer::dequantize(const kvp_qpart* parts, uint32_t n_parts, kvp_tensor& out) const {
+void AffineQuantizer::dequantize(const kvp_call& call, const kvp_qpart* parts, uint32_t n_parts,
+                                 kvp_tensor& out) const {
   if (!is_plain_float(dtype_of(out))) fail(KVP_INVALID_ARGUMENT, "dequantize into ", name_of(dtype_of(out)));
-  check_tensor("the tensor to dequantize into", &out, dtype_of(out), {-1, -1, -1, form_.head_dim});
+  check_tensor("the tensor to dequantize into", &out, dtype_of(out), {-1, -1, -1, form_.head_dim}, device_type_);
   const int64_t batch = out.shape[0], heads = out.shape[1], block = form_.token_block();
   kvp_qplan plan{};
   this->plan(batch, heads, out.shape[2], form_.head_dim, plan);
   check_parts(plan, parts, n_parts);
+  if (batch * heads * out.shape[2] == 0) return;
+  if (device_ != nullptr) return check(call, device_->dequantize(call.device_id, call.stream, form_, parts, out));
   const int64_t tiles = out.shape[2] / kTileTokens, per = block / kTileTokens;
   parallel_for(host_parallel(), batch * heads * tiles, 16, [&](int64_t begin, int64_t end) {
     uint8_t codes[kTileTokens * kMaxHeadDim];
@@ -136,13 +161,24 @@ void AffineQuantizer::dequantize(const kvp_qpart* parts, uint32_t n_parts, kvp_t
 }
 
 uint64_t AffineQuantizer::attend_probe(const AffineQuantizer& values, const kvp_qattend_desc& desc) const {
-  if (const char* reason = packed_attend_refusal(form_, values.form_, desc)) fail(KVP_UNSUPPORTED, reason);
-  return packed_attend_workspace(form_, values.form_, desc, worker_count(host_parallel()));
+  if (desc.device_type != device_type_ || values.device_type_ != device_type_) {
+    fail(KVP_UNSUPPORTED, "attention on a device of type ", desc.device_type, " over keys on one of type ",
+         device_type_, " and values on one of type ", values.device_type_);
+  }
+  kvp_qattend_desc here = desc;
+  here.device_type = KVP_DEVICE_CPU;  // what is served is the same everywhere
+  if (const char* reason = packed_attend_refusal(form_, values.form_, here)) fail(KVP_UNSUPPORTED, reason);
+  return device_ != nullptr ? packed_attend_workspace(*cuda_packed_device(), desc)
+                            : packed_attend_workspace(form_, values.form_, desc, worker_count(host_parallel()));
 }
 
-void AffineQuantizer::attend(const AffineQuantizer& values, const kvp_qattend_args& args, kvp_tensor& out,
-                             kvp_tensor& lse) const {
-  const kvp_status status = packed_attend(form_, values.form_, args, host_parallel(), out, lse);
+void AffineQuantizer::attend(const AffineQuantizer& values, const kvp_call& call, const kvp_qattend_args& args,
+                             kvp_tensor& out, kvp_tensor& lse) const {
+  int error = 0;
+  const kvp_status status =
+      device_ != nullptr ? packed_attend(form_, values.form_, args, *cuda_packed_device(), call, out, lse, &error)
+                         : packed_attend(form_, values.form_, args, host_parallel(), out, lse);
+  check(call, error);
   if (status != KVP_OK) fail(status, "tensors or pages that contradict how keys and values are packed");
 }
 
@@ -172,7 +208,8 @@ void check_parts(const kvp_qplan& plan, const kvp_qpart* parts, uint32_t n_parts
       fail(KVP_INVALID_ARGUMENT, name, " has role ", parts[i].role, "; expected ", plan.parts[i].role);
     }
     if (want.ndim == 4) {
-      check_tensor(name.c_str(), &got, dtype_of(want), {want.shape[0], want.shape[1], want.shape[2], want.shape[3]});
+      check_tensor(name.c_str(), &got, dtype_of(want), {want.shape[0], want.shape[1], want.shape[2], want.shape[3]},
+                   want.device_type);
     } else {
       check_tensor(name.c_str(), &got, dtype_of(want), {want.shape[0], want.shape[1]});
       if (want.shape[0] > 1 && got.strides[0] != want.strides[0]) fail(KVP_INVALID_ARGUMENT, name, " is not dense");

@@ -5,6 +5,8 @@
 
 #include "kernels/simd-inl.h"
 
+#define KVP_LANE_CODE inline
+
 namespace kvplug::sdk {
 namespace {
 
@@ -13,6 +15,12 @@ typedef int32_t VI __attribute__((vector_size(sizeof(V))));
 
 inline constexpr int kGroupLanes = 16;
 inline constexpr int kVectors = kGroupLanes / kLanes;
+inline constexpr int kPanelPitch = kGroupLanes;
+
+inline VU as_bits(V x) { return reinterpret_cast<VU>(x); }
+inline V as_floats(VU x) { return reinterpret_cast<V>(x); }
+// The exponents, signed, as whole numbers.
+inline V exponents(VU x) { return __builtin_convertvector(reinterpret_cast<VI>(x) >> 23, V); }
 
 struct L {
   V v[kVectors];

@@ -141,7 +141,7 @@
     F(kvp_qattend_args, v_parts) F(kvp_qattend_args, n_k_parts) F(kvp_qattend_args, n_v_parts) \
     F(kvp_qattend_args, pages) F(kvp_qattend_args, n_pages) F(kvp_qattend_args, q_position) \
     F(kvp_qattend_args, workspace) F(kvp_qattend_args, window) F(kvp_qattend_args, chunk) \
-    F(kvp_qattend_args, scale) F(kvp_qattend_args, softcap) \
+    F(kvp_qattend_args, scale) F(kvp_qattend_args, softcap) F(kvp_qattend_args, device_pages) \
   S(kvp_qattend_ext) \
     F(kvp_qattend_ext, struct_size) F(kvp_qattend_ext, probe) F(kvp_qattend_ext, attend) \
   S(kvp_dltensor) \

@@ -51,8 +51,9 @@ class LoadedQuantizer {
 
   // Throws what create says.
   LoadedQuantizer(const std::string& name, const Options& options, kvp_dtype dtype, int32_t head_dim,
-                  int32_t role = KVP_ROLE_KEY, const kvp_qspec* spec = nullptr)
+                  int32_t role = KVP_ROLE_KEY, const kvp_qspec* spec = nullptr, int32_t device_type = KVP_DEVICE_CPU)
       : iface_(quantizer_iface(name)) {
+    call_.device_type = device_type;
     kvp_qcreate create{};
     create.struct_size = sizeof create;
     create.role = role;
@@ -61,7 +62,7 @@ class LoadedQuantizer {
     create.options = options.data();
     create.n_options = options.size();
     create.dtype = dtype;
-    create.device_type = KVP_DEVICE_CPU;
+    create.device_type = device_type;
     status_ = iface_->create(&create, &self_, error());
     if (status_ != KVP_OK) throw std::runtime_error(std::to_string(status_) + ": " + text());
   }

@@ -5,7 +5,8 @@
  * Called on the key quantizer with the value quantizer's handle. The packed tokens of a row lie in pages, which the
  * cache takes one by one, shares between rows and never moves: every page has the parts of the quantizer's plan, cut to
  * the page's blocks. All packed tokens are older than every query, so no causal mask is needed. The cache merges the
- * result with its other segments by their log-sum-exp.
+ * result with its other segments by their log-sum-exp. On a device tensors, workspace and what pages hold lie in its
+ * memory, and work is queued on the stream of the call.
  */
 #ifndef KVPLUG_EXT_QUANT_ATTEND_H
 #define KVPLUG_EXT_QUANT_ATTEND_H
@@ -61,7 +62,8 @@ typedef struct kvp_qattend_args {
   int64_t window;            /* 0 = none */
   int64_t chunk;             /* 0 = none */
   float scale;
-  float softcap; /* 0 = none */
+  float softcap;                 /* 0 = none */
+  const kvp_qpage* device_pages; /* on a device: `pages` once more, in its memory, and so `parts`; NULL on a CPU */
 } kvp_qattend_args;
 
 typedef struct kvp_qattend_ext {

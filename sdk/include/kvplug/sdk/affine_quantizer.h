@@ -4,32 +4,46 @@
 // options and its kernels (affine_kernels.h). Immutable, thread-safe; same bits whatever the number of workers.
 #pragma once
 
+#include <kvplug/sdk/affine_device.h>
 #include <kvplug/sdk/affine_kernels.h>
 #include <kvplug/sdk/tensor.h>
 
 #include <initializer_list>
+#include <string>
 
 namespace kvplug::sdk {
 
 class AffineQuantizer {
  public:
   // Throws INVALID_ARGUMENT for what no block can be made of; q_group_size names the group size in messages.
-  AffineQuantizer(const PackedForm& form, const AffineKernels& kernels);
+  // device: the kernels for a device_type that is not the CPU; affine_refusal() has nothing against it.
+  AffineQuantizer(const PackedForm& form, const AffineKernels& kernels, int32_t device_type,
+                  const AffineDevice* device);
 
   const PackedForm& form() const noexcept { return form_; }
 
   void describe(kvp_qspec& out) const;
   void plan(int64_t batch, int64_t kv_heads, int64_t tokens, int64_t head_dim, kvp_qplan& out) const;
-  void quantize(const kvp_tensor& in, const kvp_qpart* parts, uint32_t n_parts, void* workspace) const;
-  void dequantize(const kvp_qpart* parts, uint32_t n_parts, kvp_tensor& out) const;
+  void quantize(const kvp_call& call, const kvp_tensor& in, const kvp_qpart* parts, uint32_t n_parts,
+                void* workspace) const;
+  void dequantize(const kvp_call& call, const kvp_qpart* parts, uint32_t n_parts, kvp_tensor& out) const;
   // Attention over packed tokens (packed_attention.h); throws UNSUPPORTED with the reason.
   uint64_t attend_probe(const AffineQuantizer& values, const kvp_qattend_desc& desc) const;
-  void attend(const AffineQuantizer& values, const kvp_qattend_args& args, kvp_tensor& out, kvp_tensor& lse) const;
+  void attend(const AffineQuantizer& values, const kvp_call& call, const kvp_qattend_args& args, kvp_tensor& out,
+              kvp_tensor& lse) const;
 
  private:
+  // Throws DEVICE for what is not 0.
+  void check(const kvp_call& call, int error) const;
+
   PackedForm form_;
   const AffineKernels& kernels_;
+  int32_t device_type_;
+  const AffineDevice* device_;  // NULL: the CPU
 };
+
+// Why a quantizer does not work on devices of a type, `device` being its kernels for CUDA; empty if it does.
+std::string affine_refusal(const char* plugin, int32_t device_type, const AffineDevice* device);
 
 // The options of an affine quantizer, in Hugging Face's words and with its defaults.
 struct AffineOptions {

@@ -30,6 +30,7 @@ struct DeviceSegment {
 // As AttendRow; `list`: index of the row's first block.
 struct DeviceRow {
   int64_t list, first_block, kv_begin, kv_end, q_position, q_count, bias_column;
+  int64_t origin = 0;
 };
 
 // A recorded step: where the device itself keeps how long the rows are.

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <kvplug/sdk/packed.h>
+#include <kvplug/sdk/packed_device.h>
 
 namespace kvplug::sdk {
 
@@ -29,5 +30,12 @@ uint64_t packed_attend_workspace(const PackedForm& k, const PackedForm& v, const
 // for tensors that contradict the forms (nothing written).
 kvp_status packed_attend(const PackedForm& k, const PackedForm& v, const kvp_qattend_args& args,
                          const kvp_host_parallel* parallel, kvp_tensor& out, kvp_tensor& lse) noexcept;
+
+// The same on a device, of what packed_attend_refusal() serves on a CPU: codes become float32 in registers, nothing
+// else is rounded. DEVICE, with the device's number in *error, if it failed; else 0 there.
+uint64_t packed_attend_workspace(const PackedDevice& device, const kvp_qattend_desc& desc) noexcept;
+kvp_status packed_attend(const PackedForm& k, const PackedForm& v, const kvp_qattend_args& args,
+                         const PackedDevice& device, const kvp_call& where, kvp_tensor& out, kvp_tensor& lse,
+                         int* error) noexcept;
 
 }  // namespace kvplug::sdk

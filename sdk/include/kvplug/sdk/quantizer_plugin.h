@@ -6,6 +6,7 @@
 // and what both sides of every quantizer must agree on is checked. Q is immutable once made, and has
 //   static uint32_t spec_count() noexcept;
 //   static void spec_range(uint32_t i, kvp_qspec& low, kvp_qspec& high);         (i < spec_count())
+//   static std::string refusal(int32_t device_type);                             (empty: it works there; or why not)
 //   explicit Q(const kvp_qcreate&);
 //   void describe(kvp_qspec& out) const;
 //   void plan(int64_t batch, int64_t kv_heads, int64_t tokens, int64_t head_dim, kvp_qplan& out) const;
@@ -72,9 +73,7 @@ class QuantizerPlugin {
         fail(KVP_INVALID_ARGUMENT, "role ", args.role, "; expected ", KVP_ROLE_KEY, " (keys) or ", KVP_ROLE_VALUE,
              " (values)");
       }
-      if (args.device_type != KVP_DEVICE_CPU) {
-        fail(KVP_UNSUPPORTED, "device of type ", args.device_type, "; this quantizer works on the CPU");
-      }
+      if (const std::string why = Q::refusal(args.device_type); !why.empty()) fail(KVP_UNSUPPORTED, why);
       auto made = std::make_unique<Q>(args);
       *self = reinterpret_cast<kvp_quantizer*>(made.release());
     });
