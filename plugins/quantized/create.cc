@@ -6,6 +6,8 @@
 #include <kvplug/sdk/structs.h>
 #include <kvplug/sdk/tensor.h>
 
+#include "engine.h"
+
 namespace kvplug::quantized {
 namespace {
 
@@ -32,9 +34,7 @@ kvp_qspec spec_of(const kvp_qhandle& quantizer) {
 }
 
 Options read_options(const kvp_cache_create& create) {
-  if (create.device_type != KVP_DEVICE_CPU) {
-    fail(KVP_UNSUPPORTED, "quantized attends on the CPU; device type ", create.device_type, " was asked for");
-  }
+  if (const std::string why = Engine::refusal(create.device_type); !why.empty()) fail(KVP_UNSUPPORTED, why);
   if (!sdk::is_plain_float(create.dtype)) {
     fail(KVP_UNSUPPORTED, "quantized takes float32, float16 or bfloat16; ", sdk::name_of(create.dtype),
          " was asked for");
@@ -60,6 +60,10 @@ Options read_options(const kvp_cache_create& create) {
   options.hadamard = among("rotation", {"none", "hadamard"}) == 1;
   options.fused = static_cast<Fused>(among("fused_attention", {"auto", "required", "off"}));
   options.strict = among("hf_compat", {"fixed", "strict"}) == 1;
+  if (options.strict && create.device_type != KVP_DEVICE_CPU) {
+    fail(KVP_UNSUPPORTED, "hf_compat = \"strict\" computes on the CPU; device type ", create.device_type,
+         " was asked for");
+  }
   const kvp_qhandle* handles[2] = {create.quantizer_key, create.quantizer_value};
   for (const kvp_qhandle* handle : handles) {
     if (handle == nullptr || !KVP_HAS_FIELD(handle, self) || handle->iface == nullptr) {

@@ -36,7 +36,7 @@ void ask_block(Side& side, int64_t heads) {
 }
 
 // Parts of a page, checked, and where they lie in it.
-void ask_parts(Side& side, LayerForm& layer) {
+void ask_parts(Side& side, LayerForm& layer, int32_t device_type) {
   kvp_qplan plan{};
   Answer answer;
   const int64_t heads = layer.layout.kv_heads, blocks = layer.page_tokens / side.token_block;
@@ -60,9 +60,18 @@ void ask_parts(Side& side, LayerForm& layer) {
            " and elements of ", int64_t{said.t.dtype_bits}, " bits; expected [1, ", tall, ", ", rows,
            ", 1 or more] and whole bytes");
     }
+    if (said.t.device_type != device_type) {
+      fail(KVP_UNSUPPORTED, "quantizer '", id_of(side.handle), "' packs into memory of device type ",
+           said.t.device_type, "; the cache is on one of type ", device_type);
+    }
+    if (shared && device_type != KVP_DEVICE_CPU) {
+      fail(KVP_UNSUPPORTED, "quantizer '", id_of(side.handle), "': part ", i,
+           " is shared by all blocks of a row, which quantized keeps on the CPU only");
+    }
     side.parts[i] = said;
     side.parts[i].t =
         sdk::dense_tensor(nullptr, {said.t.dtype_code, said.t.dtype_bits, said.t.dtype_lanes}, {1, tall, rows, n});
+    side.parts[i].t.device_type = device_type;
     const bool scale = said.role == KVP_PART_SCALE || said.role == KVP_PART_ZERO || said.role == KVP_PART_CODEBOOK;
     PageShape& page = layer.page;
     int64_t& end = scale ? page.scale_bytes : page.code_bytes;
@@ -84,10 +93,17 @@ void ask_workspace(Side& side, const LayerForm& layer) {
 }  // namespace
 
 Form::Form(const kvp_cache_create& create)
-    : options(read_options(create)), dtype(create.dtype), rollback(std::clamp<int64_t>(create.rollback, 0, kMost)) {
+    : options(read_options(create)),
+      dtype(create.dtype),
+      rollback(std::clamp<int64_t>(create.rollback, 0, kMost)),
+      device_type(create.device_type),
+      device_id(create.device_id) {
   for (size_t i = 0; i < create.n_layers; ++i) {
     const kvp_layer layer = read_layer(create, i);
     const bool windowed = layer.kind != KVP_LAYER_FULL;
+    if (options.hadamard && std::max(layer.key_dim, layer.value_dim) > kMostTurned) {
+      refuse_layer(KVP_UNSUPPORTED, i, layer, "rotation = \"hadamard\" serves head dimensions up to ", kMostTurned);
+    }
     LayerForm form;
     form.kind = layer.kind;
     form.q_heads = layer.q_heads;
@@ -101,10 +117,11 @@ Form::Form(const kvp_cache_create& create)
     ask_block(form.v, layer.kv_heads);
     form.token_block = std::lcm(form.k.token_block, form.v.token_block);
     form.page_tokens = std::max<int64_t>(1, kPageTokens / form.token_block) * form.token_block;
-    ask_parts(form.k, form);
-    ask_parts(form.v, form);
-    form.run_tokens = form.shared_bytes > 0 ? form.page_tokens
-                                            : std::max<int64_t>(1, kRunTokens / form.token_block) * form.token_block;
+    ask_parts(form.k, form, device_type);
+    ask_parts(form.v, form, device_type);
+    form.run_tokens = form.shared_bytes > 0 || device_type != KVP_DEVICE_CPU
+                          ? form.page_tokens
+                          : std::max<int64_t>(1, kRunTokens / form.token_block) * form.token_block;
     ask_workspace(form.k, form);
     ask_workspace(form.v, form);
     uint64_t workspace = 0;
@@ -182,14 +199,15 @@ kvp_status Form::probe_fused(const LayerForm& layer, int64_t batch, float softca
   desc.chunk = chunk;
   desc.q_dtype = options.hadamard ? sdk::kFloat32 : dtype;
   desc.softcap = softcap;
-  desc.device_type = KVP_DEVICE_CPU;
+  desc.device_type = device_type;
+  desc.device_id = device_id;
   Answer answer;
   const kvp_status status = ext->probe(layer.k.handle.self, &layer.v.handle, &desc, &workspace, &answer.err);
   if (status != KVP_OK) reason = answer.text;
   return status;
 }
 
-Scratch Form::scratch(const LayerForm& layer, int64_t batch, int32_t workers) const {
+Scratch Form::scratch(const LayerForm& layer, int64_t batch, const Engine& engine) const {
   const sdk::PageLayout& p = layer.layout;
   Scratch s{};
   const auto take = [&](int64_t bytes) {
@@ -198,8 +216,7 @@ Scratch Form::scratch(const LayerForm& layer, int64_t batch, int32_t workers) co
     return at;
   };
   const auto attend = [&](kvp_dtype type, int64_t rows) {
-    return static_cast<int64_t>(sdk::attend_scratch_bytes(
-        {rows, layer.q_heads, p.kv_heads, kManyQueries, p.key_dim, p.value_dim, type}, workers));
+    return engine.attend_scratch({rows, layer.q_heads, p.kv_heads, kManyQueries, p.key_dim, p.value_dim, type});
   };
   s.attend = take(std::max(attend(dtype, batch), attend(sdk::kFloat32, 1)));
   const int64_t vectors = batch * layer.q_heads * kTileQueries;
@@ -207,13 +224,15 @@ Scratch Form::scratch(const LayerForm& layer, int64_t batch, int32_t workers) co
   s.acc_lse = take(vectors * 4);
   s.part = take(vectors * p.value_dim * 4);
   s.part_lse = take(vectors * 4);
+  s.more = take(layer.q_heads * kTileQueries * p.value_dim * 4);
+  s.more_lse = take(layer.q_heads * kTileQueries * 4);
   s.q = take(vectors * p.key_dim * 4);
   s.tile_k = take(p.kv_heads * (layer.page_tokens + sdk::kBlockTokens) * p.key_dim * 4);
   s.tile_v = take(p.kv_heads * (layer.page_tokens + sdk::kBlockTokens) * p.value_dim * 4);
   const int64_t room = std::max(layer.run_tokens, layer.token_block);
   s.staging_bytes = aligned(p.kv_heads * room * (p.key_dim + p.value_dim) * p.element);
   s.workspace = static_cast<int64_t>((std::max(layer.k.workspace, layer.v.workspace) + 63) / 64 * 64);
-  s.staging = take((s.staging_bytes + s.workspace) * workers);
+  s.staging = take((s.staging_bytes + s.workspace) * engine.workers());
   uint64_t fused = 0;
   std::string reason;
   const int64_t window = layer.kind == KVP_LAYER_SLIDING ? layer.window : 0;
@@ -224,27 +243,37 @@ Scratch Form::scratch(const LayerForm& layer, int64_t batch, int32_t workers) co
   return s;
 }
 
-int64_t Form::scratch_bytes(int64_t batch, int32_t workers) const {
+int64_t Form::scratch_bytes(int64_t batch, const Engine& engine) const {
   int64_t most = 0;
-  for (const LayerForm& layer : layers) most = std::max(most, scratch(layer, batch, workers).bytes);
+  for (const LayerForm& layer : layers) most = std::max(most, scratch(layer, batch, engine).bytes);
+  return most;
+}
+
+int64_t Form::most_tile_blocks() const noexcept {
+  int64_t most = 0;
+  for (const LayerForm& layer : layers) most = std::max(most, tile_blocks(layer));
   return most;
 }
 
 void Form::plan(int64_t batch, int64_t tokens, kvp_memory& out) const {
   if (batch == 0 || tokens == 0) return;
-  auto& reserved = out.reserved[KVP_TIER_HOST];
-  auto& used = out.used[KVP_TIER_HOST];
+  const std::shared_ptr<Engine> engine = Engine::make(device_type, device_id);
+  const bool on_device = engine->on_device();
+  auto& reserved = out.reserved[engine->tier()];
+  auto& used = out.used[engine->tier()];
+  auto& books = out.reserved[KVP_TIER_HOST][KVP_PURPOSE_OTHER];
   int64_t view = 0, table = 0, transient = 0;
   for (const LayerForm& layer : layers) {
     const sdk::PageLayout& p = layer.layout;
-    const int64_t page = sdk::HeapPages::page_bytes(p), ring_tokens = ring(layer);
+    const int64_t page = on_device ? p.data_bytes() : sdk::HeapPages::page_bytes(p), ring_tokens = ring(layer);
     const int64_t sunk = std::min(tokens, options.sinks);
-    reserved[KVP_PURPOSE_RESIDUAL] +=
-        unsigned_of(batch * page * (sdk::PagedLayer::most_pages(tokens, ring_tokens) + sdk::PageLayout::count(sunk)));
+    const int64_t exact = batch * (sdk::PagedLayer::most_pages(tokens, ring_tokens) + sdk::PageLayout::count(sunk));
+    reserved[KVP_PURPOSE_RESIDUAL] += unsigned_of(exact * page);
     used[KVP_PURPOSE_RESIDUAL] += unsigned_of(batch * p.token_bytes() * (std::min(tokens, ring_tokens) + sunk));
     const int64_t pages = batch * most_pages(layer, tokens);
-    reserved[KVP_PURPOSE_PACKED] += unsigned_of(pages * (PageShape::kHead + layer.page.code_bytes));
+    reserved[KVP_PURPOSE_PACKED] += unsigned_of(pages * layer.page.code_memory(on_device));
     reserved[KVP_PURPOSE_SCALES] += unsigned_of(pages * layer.page.scale_bytes);
+    if (on_device) books += unsigned_of(exact * sdk::DevicePages::kHead + pages * PageShape::kHead);
     int64_t first = 0, end = 0;
     const int64_t count = packed(layer, tokens);
     page_range(layer, std::max<int64_t>(0, tokens - layer.kept(rollback)), count, first, end);
@@ -256,25 +285,32 @@ void Form::plan(int64_t batch, int64_t tokens, kvp_memory& out) const {
                            batch * 8 *
                                (sdk::PagedLayer::columns(most_pages(layer, tokens)) +
                                 sdk::PagedLayer::columns(sdk::PageLayout::count(sunk)));
-    reserved[KVP_PURPOSE_OTHER] += unsigned_of(tables);
+    books += unsigned_of(tables);
     table = std::max(table, tables);
-    transient = std::max(transient, layer.window == 0 ? 0 : pages * layer.page.bytes());
+    transient = std::max(transient,
+                         layer.window == 0 ? 0 : pages * (layer.page.code_memory(on_device) + layer.page.scale_bytes));
     view = std::max(view, batch * tokens * p.token_bytes());
     out.unquantized += unsigned_of(batch * std::min(tokens, layer.kept(rollback)) * p.token_bytes());
   }
   constexpr auto kEntry = static_cast<int64_t>(sizeof(sdk::KvBlock));
-  const int64_t list = batch * (list_columns(tokens) + sink_columns(tokens)) * kEntry;
+  const int64_t list = batch * (list_columns(tokens) + sink_columns(tokens)) + most_tile_blocks();
   const int64_t pages = batch * page_columns(tokens) * static_cast<int64_t>(sizeof(kvp_qpage));
-  reserved[KVP_PURPOSE_OTHER] += unsigned_of(list + pages);
-  reserved[KVP_PURPOSE_SCRATCH] += unsigned_of(scratch_bytes(batch, sdk::worker_count(sdk::host_parallel())));
+  books += unsigned_of(list * kEntry + pages);
+  if (on_device) reserved[KVP_PURPOSE_OTHER] += unsigned_of(device_list_bytes(batch, list) + pages);
+  reserved[KVP_PURPOSE_SCRATCH] += unsigned_of(scratch_bytes(batch, *engine));
+  out.used[KVP_TIER_HOST][KVP_PURPOSE_OTHER] = books;
   used[KVP_PURPOSE_OTHER] = reserved[KVP_PURPOSE_OTHER];
   used[KVP_PURPOSE_SCRATCH] = reserved[KVP_PURPOSE_SCRATCH];
-  uint64_t peak = 0;
-  for (const uint64_t bytes : reserved) peak += bytes;
   // On the way: views and the list of blocks of a prompt given at once, a table copied into a larger one, a window's
   // new pages before its old ones go.
-  const int64_t long_list = batch * (sdk::PageLayout::count(tokens) + sink_columns(tokens)) * kEntry;
-  out.peak[KVP_TIER_HOST] = peak + unsigned_of(std::max(view + long_list, table) + transient);
+  const int64_t long_list = batch * (sdk::PageLayout::count(tokens) + sink_columns(tokens)) + most_tile_blocks();
+  for (const int32_t tier : {KVP_TIER_DEVICE, KVP_TIER_HOST}) {
+    if (tier == KVP_TIER_DEVICE && !on_device) continue;
+    for (const uint64_t bytes : out.reserved[tier]) out.peak[tier] += bytes;
+    const int64_t views = (tier == engine->tier() ? view : 0) +
+                          (tier == KVP_TIER_DEVICE ? device_list_bytes(batch, long_list) : long_list * kEntry);
+    out.peak[tier] += unsigned_of(std::max(views, tier == KVP_TIER_HOST ? table : 0) + transient);
+  }
 }
 
 }  // namespace kvplug::quantized

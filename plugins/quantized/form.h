@@ -6,6 +6,7 @@
 #include <kvplug/sdk/paged_layer.h>
 
 #include "create.h"
+#include "engine.h"
 #include "packed_pages.h"
 
 namespace kvplug::quantized {
@@ -37,8 +38,8 @@ struct LayerForm {
 
 // Offsets of a call's scratch for one layer, and its size.
 struct Scratch {
-  int64_t attend, acc, acc_lse, part, part_lse, q, tile_k, tile_v, staging, staging_bytes, workspace, quant_workspace,
-      bytes;
+  int64_t attend, acc, acc_lse, part, part_lse, more, more_lse, q, tile_k, tile_v, staging, staging_bytes, workspace,
+      quant_workspace, bytes;
 };
 
 struct Form {
@@ -48,6 +49,7 @@ struct Form {
   std::vector<LayerForm> layers;
   kvp_dtype dtype{};
   int64_t rollback = 0;
+  int32_t device_type = KVP_DEVICE_CPU, device_id = 0;
 
   int64_t residual() const noexcept { return std::max(options.residual, rollback); }
   // Tokens of a row of T that are packed by the formula.
@@ -71,8 +73,15 @@ struct Form {
   // Asks quant-attend whether it serves this; the workspace it needs, or UNSUPPORTED with its reason.
   kvp_status probe_fused(const LayerForm& layer, int64_t batch, float softcap, int64_t window, int64_t chunk,
                          uint64_t& workspace, std::string& reason) const;
-  Scratch scratch(const LayerForm& layer, int64_t batch, int32_t workers) const;
-  int64_t scratch_bytes(int64_t batch, int32_t workers) const;
+  Scratch scratch(const LayerForm& layer, int64_t batch, const Engine& engine) const;
+  int64_t scratch_bytes(int64_t batch, const Engine& engine) const;
+  // Blocks of a page's unpacked tokens, in the list behind those of the rows.
+  static int64_t tile_blocks(const LayerForm& layer) noexcept { return layer.page_tokens / sdk::kBlockTokens + 2; }
+  int64_t most_tile_blocks() const noexcept;
+  // Bytes of a list of `blocks` on a device.
+  static int64_t device_list_bytes(int64_t batch, int64_t blocks) noexcept {
+    return batch * static_cast<int64_t>(sizeof(sdk::DeviceRow)) + blocks * static_cast<int64_t>(sizeof(sdk::KvBlock));
+  }
   void plan(int64_t batch, int64_t tokens, kvp_memory& out) const;
 };
 

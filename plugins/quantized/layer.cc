@@ -4,37 +4,33 @@
 #include <atomic>
 #include <cstring>
 
-#include "vectors.h"
-
 namespace kvplug::quantized {
 
 using sdk::Append;
 using sdk::fail;
-using sdk::HeapPages;
 
-Layer::Layer(const LayerForm& form, const Form& all, uint64_t owner)
+Layer::Layer(const LayerForm& form, const Form& all, uint64_t owner, const std::shared_ptr<Engine>& engine)
     : form_(form),
       sinks_tokens_(all.options.sinks),
       owner_(owner),
-      exact_(std::make_unique<HeapPages>(form.layout, owner, KVP_PURPOSE_RESIDUAL), all.ring_base(form) + 1, owner),
-      sinks_(all.options.sinks == 0
-                 ? nullptr
-                 : std::make_unique<sdk::PagedLayer>(
-                       std::make_unique<HeapPages>(form.layout, owner, KVP_PURPOSE_RESIDUAL), 0, owner)),
-      pages_(form.page, owner) {
+      engine_(engine),
+      exact_(engine->pages(form.layout, owner), all.ring_base(form) + 1, owner),
+      sinks_(all.options.sinks == 0 ? nullptr
+                                    : std::make_unique<sdk::PagedLayer>(engine->pages(form.layout, owner), 0, owner)),
+      pages_(form.page, owner, engine) {
   set_rollback(all);
 }
 
-Layer::Layer(const Layer& other, uint64_t owner)
+Layer::Layer(const Layer& other, uint64_t owner, const std::shared_ptr<Engine>& engine)
     : form_(other.form_),
       sinks_tokens_(other.sinks_tokens_),
       owner_(owner),
-      exact_(std::make_unique<HeapPages>(form_.layout, owner, KVP_PURPOSE_RESIDUAL), other.exact_, owner),
+      engine_(engine),
+      exact_(engine->pages(form_.layout, owner), other.exact_, owner),
       sinks_(!other.sinks_
                  ? nullptr
-                 : std::make_unique<sdk::PagedLayer>(
-                       std::make_unique<HeapPages>(form_.layout, owner, KVP_PURPOSE_RESIDUAL), *other.sinks_, owner)),
-      pages_(form_.page, owner),
+                 : std::make_unique<sdk::PagedLayer>(engine->pages(form_.layout, owner), *other.sinks_, owner)),
+      pages_(form_.page, owner, engine),
       n_lines_(other.rows().batch()),
       sink_counts_(other.sink_counts_) {
   int64_t held = 0;
@@ -154,9 +150,8 @@ void Layer::each_shared(PackedPage& page, F&& f) const {
   }
 }
 
-Layer::Packed Layer::pack(const Form& all, const Append& a, const sdk::KvBlock* const* blocks,
-                          const kvp_host_parallel* parallel, const kvp_call& call, std::byte* staging,
-                          const Scratch& scratch) {
+Layer::Packed Layer::pack(const Form& all, const Append& a, const sdk::KvBlock* const* blocks, const kvp_call& call,
+                          std::byte* staging, const Scratch& scratch) {
   struct Run {
     int64_t b, from, tokens;  // from: counted from the row's first packed token
     PackedPage* page;
@@ -197,29 +192,10 @@ Layer::Packed Layer::pack(const Form& all, const Append& a, const sdk::KvBlock* 
   std::atomic<int32_t> failed{KVP_OK};
   char text[256] = "";
   const auto side = [&](const Run& run, const Side& s, bool keys, std::byte* to, void* workspace) {
-    const auto token = static_cast<size_t>(s.dim * p.element);
-    const int64_t first_block = exact_.first_block(run.b);
-    for (int64_t head = 0; head < p.kv_heads; ++head) {
-      for (int64_t i = 0; i < run.tokens; ++i) {
-        const int64_t position = sinks_tokens_ + run.from + i;
-        const sdk::KvBlock& block = blocks[run.b][position / sdk::kBlockTokens - first_block];
-        const int64_t at = head * (keys ? block.k_head_stride : block.v_head_stride) +
-                           position % sdk::kBlockTokens * (keys ? block.k_token_stride : block.v_token_stride);
-        const auto* from =
-            reinterpret_cast<const std::byte*>(reinterpret_cast<int64_t>(keys ? block.k : block.v) + at * p.element);
-        std::byte* const target = to + static_cast<size_t>(head * run.tokens + i) * token;
-        if (!all.options.hadamard) {
-          std::memcpy(target, from, token);
-          continue;
-        }
-        constexpr int64_t kMostDim = 4096;
-        float x[kMostDim];
-        to_floats(from, all.dtype, s.dim, x);
-        rotate(x, s.dim);
-        from_floats(x, s.dim, all.dtype, target);
-      }
-    }
-    const kvp_tensor in = sdk::dense_tensor(to, all.dtype, {1, p.kv_heads, run.tokens, s.dim});
+    const kvp_tensor in = engine_->tensor(to, all.dtype, {1, p.kv_heads, run.tokens, s.dim});
+    const int64_t position = sinks_tokens_ + run.from;
+    engine_->show(blocks[run.b], exact_.first_block(run.b), position, position + run.tokens, keys, in);
+    if (all.options.hadamard) engine_->convert(in, in, true);
     kvp_qpart parts[KVP_MAX_PARTS];
     parts_of(s, keys, *run.page, run.from % form_.page_tokens, run.tokens, parts);
     char words[256] = "";
@@ -247,6 +223,7 @@ Layer::Packed Layer::pack(const Form& all, const Append& a, const sdk::KvBlock* 
       (*all_runs.body)(run, all_runs.form->v, false, own, own + all_runs.staging_bytes);
     }
   };
+  const kvp_host_parallel* const parallel = engine_->parallel();
   const auto work = [&](int64_t first, int64_t n) {
     job.runs = runs.data() + first;
     if (parallel == nullptr || n == 1) {
@@ -473,19 +450,14 @@ void Layer::add_memory(kvp_memory& out) const noexcept {
   for (const Row& r : rows_) {
     if (r.first < r.end) blocks += (r.packed - r.first * form_.page_tokens) / form_.token_block;
   }
-  const auto add = [](uint64_t& to, int64_t bytes) { to += static_cast<uint64_t>(bytes); };
-  add(out.used[KVP_TIER_HOST][KVP_PURPOSE_PACKED], blocks * form_.page.code_bytes / in_page);
-  add(out.used[KVP_TIER_HOST][KVP_PURPOSE_SCALES], blocks * form_.page.scale_bytes / in_page);
-  add(out.reserved[KVP_TIER_HOST][KVP_PURPOSE_PACKED],
-      pages_.held_pages() * (PageShape::kHead + form_.page.code_bytes));
-  add(out.reserved[KVP_TIER_HOST][KVP_PURPOSE_SCALES], pages_.held_pages() * form_.page.scale_bytes);
+  pages_.add_memory(blocks * form_.page.code_bytes / in_page, blocks * form_.page.scale_bytes / in_page, out);
 }
 
-int64_t Layer::held_bytes() const noexcept {
+int64_t Layer::held_bytes(int32_t tier) const noexcept {
   kvp_memory sum{};
   add_memory(sum);
-  int64_t bytes = table_bytes();
-  for (const uint64_t held : sum.reserved[KVP_TIER_HOST]) bytes += static_cast<int64_t>(held);
+  int64_t bytes = tier == KVP_TIER_HOST ? table_bytes() : 0;
+  for (const uint64_t held : sum.reserved[tier]) bytes += static_cast<int64_t>(held);
   return bytes;
 }
 

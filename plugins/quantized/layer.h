@@ -36,8 +36,8 @@ class Layer {
     uint64_t tokens = 0, again = 0;
   };
 
-  Layer(const LayerForm& form, const Form& all, uint64_t owner);
-  Layer(const Layer& other, uint64_t owner);
+  Layer(const LayerForm& form, const Form& all, uint64_t owner, const std::shared_ptr<Engine>& engine);
+  Layer(const Layer& other, uint64_t owner, const std::shared_ptr<Engine>& engine);
   Layer& operator=(const Layer&) = delete;
   ~Layer();
 
@@ -64,8 +64,8 @@ class Layer {
   }
   // Quantizes what the formula now wants packed out of the ring's blocks of each row. Throws what a quantizer answers;
   // cancel_append() then.
-  Packed pack(const Form& all, const sdk::Append& a, const sdk::KvBlock* const* blocks,
-              const kvp_host_parallel* parallel, const kvp_call& call, std::byte* staging, const Scratch& scratch);
+  Packed pack(const Form& all, const sdk::Append& a, const sdk::KvBlock* const* blocks, const kvp_call& call,
+              std::byte* staging, const Scratch& scratch);
   void end_append(const Form& all, const sdk::Append& a, const kvp_tensor& k, const kvp_tensor& v,
                   const kvp_host_parallel* parallel) noexcept;
   void cancel_append(const sdk::Append& a) noexcept;
@@ -94,7 +94,7 @@ class Layer {
   int64_t table_bytes() const noexcept {
     return exact_.table_bytes() + (sinks_ ? sinks_->table_bytes() : 0) + static_cast<int64_t>(table_.bytes());
   }
-  int64_t held_bytes() const noexcept;
+  int64_t held_bytes(int32_t tier) const noexcept;
   int64_t readable_tokens() const noexcept;
   int64_t held_pages() const noexcept { return pages_.held_pages(); }
 
@@ -118,6 +118,7 @@ class Layer {
   LayerForm form_;
   const int64_t sinks_tokens_;
   const uint64_t owner_;
+  const std::shared_ptr<Engine> engine_;
   sdk::PagedLayer exact_;
   std::unique_ptr<sdk::PagedLayer> sinks_;
   PackedPages pages_;

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "packed_pages.h"
 
-#include <cstring>
 #include <new>
 
 namespace kvplug::quantized {
 
-PackedPages::PackedPages(const PageShape& shape, uint64_t owner)
+PackedPages::PackedPages(const PageShape& shape, uint64_t owner, std::shared_ptr<Engine> engine)
     : shape_(shape),
-      ledger_(new PackedLedger{
-          sdk::host_memory(owner, KVP_PURPOSE_PACKED, static_cast<uint64_t>(PageShape::kHead + shape.code_bytes)),
-          sdk::host_memory(owner, KVP_PURPOSE_SCALES, static_cast<uint64_t>(shape.scale_bytes))}) {}
+      engine_(std::move(engine)),
+      ledger_(new PackedLedger{engine_->memory(owner, KVP_PURPOSE_PACKED, shape.code_memory(engine_->on_device())),
+                               engine_->memory(owner, KVP_PURPOSE_SCALES, shape.scale_bytes),
+                               sdk::host_memory(owner, KVP_PURPOSE_OTHER, static_cast<uint64_t>(PageShape::kHead))}) {}
 
 PackedPages::~PackedPages() {
   trim(0);
@@ -21,13 +21,18 @@ void PackedPages::ensure(int64_t n) {
   const int64_t before = free_count_;
   try {
     while (free_count_ < n) {
+      const bool on_device = engine_->on_device();
+      sdk::Block head = on_device ? sdk::Block(ledger_->head) : sdk::Block();
       sdk::Block codes(ledger_->codes), scales(ledger_->scales);
-      auto* page = new (codes.data()) PackedPage();
+      auto* page = new (on_device ? head.data() : codes.data()) PackedPage();
+      page->codes = codes.data() + (on_device ? PageShape::kDeviceHead : PageShape::kHead);
       page->scales = scales.data();
       for (uint32_t i = 0; i < shape_.n_parts; ++i) {
-        page->parts[i] = (shape_.is_scale[i] ? page->scales : page->codes()) + shape_.offset[i];
+        page->parts[i] = (shape_.is_scale[i] ? page->scales : page->codes) + shape_.offset[i];
       }
+      if (on_device) engine_->upload(codes.data(), page->parts, sizeof page->parts);
       page->ledger = ledger_;
+      head.release();
       codes.release();
       scales.release();
       ledger_->pages.fetch_add(1, std::memory_order_relaxed);
@@ -52,15 +57,16 @@ PackedPage* PackedPages::pop() noexcept {
 
 PackedPage* PackedPages::take() noexcept {
   PackedPage* page = pop();
-  std::memset(page->codes(), 0, static_cast<size_t>(shape_.code_bytes));
-  if (shape_.scale_bytes > 0) std::memset(page->scales, 0, static_cast<size_t>(shape_.scale_bytes));
+  if (engine_->on_device()) return page;
+  engine_->fill(page->codes, static_cast<size_t>(shape_.code_bytes), 0);
+  if (shape_.scale_bytes > 0) engine_->fill(page->scales, static_cast<size_t>(shape_.scale_bytes), 0);
   return page;
 }
 
 PackedPage* PackedPages::take_copy(const PackedPage& from) noexcept {
   PackedPage* page = pop();
-  std::memcpy(page->codes(), const_cast<PackedPage&>(from).codes(), static_cast<size_t>(shape_.code_bytes));
-  if (shape_.scale_bytes > 0) std::memcpy(page->scales, from.scales, static_cast<size_t>(shape_.scale_bytes));
+  engine_->copy(page->codes, from.codes, static_cast<size_t>(shape_.code_bytes));
+  if (shape_.scale_bytes > 0) engine_->copy(page->scales, from.scales, static_cast<size_t>(shape_.scale_bytes));
   return page;
 }
 
@@ -77,11 +83,30 @@ void PackedPages::trim(int64_t keep) noexcept {
     free_ = page->next;
     --free_count_;
     PackedLedger* ledger = page->ledger;
-    if (page->scales != nullptr) sdk::give_memory(ledger->scales, page->scales);
-    sdk::give_memory(ledger->codes, page);
+    kvp_mem codes = ledger->codes, scales = ledger->scales;
+    codes.stream = scales.stream = engine_->memory(0, 0, 0).stream;  // of the last use
+    if (page->scales != nullptr) sdk::give_memory(scales, page->scales);
+    if (engine_->on_device()) {
+      sdk::give_memory(codes, page->codes - PageShape::kDeviceHead);
+      sdk::give_memory(ledger->head, page);
+    } else {
+      sdk::give_memory(codes, page);
+    }
     ledger->pages.fetch_sub(1, std::memory_order_relaxed);
     ledger->drop();
   }
+}
+
+void PackedPages::add_memory(int64_t used_codes, int64_t used_scales, kvp_memory& out) const noexcept {
+  const int32_t tier = engine_->tier();
+  const auto add = [](uint64_t& to, int64_t bytes) { to += static_cast<uint64_t>(bytes); };
+  add(out.used[tier][KVP_PURPOSE_PACKED], used_codes);
+  add(out.used[tier][KVP_PURPOSE_SCALES], used_scales);
+  add(out.reserved[tier][KVP_PURPOSE_PACKED], held_pages() * static_cast<int64_t>(ledger_->codes.bytes));
+  add(out.reserved[tier][KVP_PURPOSE_SCALES], held_pages() * shape_.scale_bytes);
+  const int64_t heads = engine_->on_device() ? held_pages() * PageShape::kHead : 0;
+  add(out.used[KVP_TIER_HOST][KVP_PURPOSE_OTHER], heads);
+  add(out.reserved[KVP_TIER_HOST][KVP_PURPOSE_OTHER], heads);
 }
 
 }  // namespace kvplug::quantized

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // attend: the segments of a quantized cache, one after the other for a tile of queries, merged by their log-sum-exp.
-#include <cstring>
-
 #include "quantized_cache.h"
-#include "vectors.h"
 
 namespace kvplug::quantized {
 namespace {
@@ -18,6 +15,8 @@ kvp_tensor slice(const kvp_tensor& t, int64_t q0, int64_t n) noexcept {
   out.shape[2] = n;
   return out;
 }
+
+constexpr uint32_t kMinusInfinity = 0xff800000u;
 
 }  // namespace
 
@@ -71,27 +70,29 @@ bool QuantizedCache::fused(const Layer& layer, size_t index, int64_t batch, floa
 }
 
 void QuantizedCache::attend(const kvp_call& call, const kvp_attend_args& args, kvp_tensor& out, kvp_tensor* lse) {
+  engine_->start(call);
   Layer& layer = layer_at(args.layer);
   const LayerForm& f = layer.form();
   const sdk::PageLayout& p = f.layout;
   const bool appends = args.k != nullptr || args.v != nullptr;
+  const int32_t device = form_.device_type;
 
-  sdk::check_tensor("q", args.q, form_.dtype, {-1, f.q_heads, -1, p.key_dim});
+  sdk::check_tensor("q", args.q, form_.dtype, {-1, f.q_heads, -1, p.key_dim}, device);
   const int64_t batch = args.q->shape[0], queries = args.q->shape[2];
   Append a{batch, 0, nullptr, nullptr};
   if (appends) {
-    sdk::check_tensor("k", args.k, form_.dtype, {batch, p.kv_heads, -1, p.key_dim});
+    sdk::check_tensor("k", args.k, form_.dtype, {batch, p.kv_heads, -1, p.key_dim}, device);
     a = {batch, args.k->shape[2], args.pad, args.count};
-    sdk::check_tensor("v", args.v, form_.dtype, {batch, p.kv_heads, a.tokens, p.value_dim});
+    sdk::check_tensor("v", args.v, form_.dtype, {batch, p.kv_heads, a.tokens, p.value_dim}, device);
   }
   const bool wide = !sdk::same_dtype(sdk::dtype_of(out), form_.dtype);
-  sdk::check_tensor("out", &out, wide ? sdk::kFloat32 : form_.dtype, {batch, f.q_heads, queries, p.value_dim});
-  if (lse != nullptr) sdk::check_tensor("lse", lse, sdk::kFloat32, {batch, f.q_heads, queries});
-  if (args.sinks != nullptr) sdk::check_tensor("sinks", args.sinks, sdk::kFloat32, {f.q_heads});
+  sdk::check_tensor("out", &out, wide ? sdk::kFloat32 : form_.dtype, {batch, f.q_heads, queries, p.value_dim}, device);
+  if (lse != nullptr) sdk::check_tensor("lse", lse, sdk::kFloat32, {batch, f.q_heads, queries}, device);
+  if (args.sinks != nullptr) sdk::check_tensor("sinks", args.sinks, sdk::kFloat32, {f.q_heads}, device);
   const int64_t kv_offset = layer.first_slot(), kv_len = layer.rows().longest() + a.tokens - kv_offset;
   kvp_tensor bias{};
   if (args.bias != nullptr) {
-    bias = sdk::broadcast("bias", *args.bias, sdk::kFloat32, {batch, f.q_heads, queries, kv_len});
+    bias = sdk::broadcast("bias", *args.bias, sdk::kFloat32, {batch, f.q_heads, queries, kv_len}, device);
   }
   const auto narrowed = [&](const char* word, int64_t asked, int32_t kind) {
     const int64_t own = f.kind == kind ? f.window : 0;
@@ -124,7 +125,8 @@ void QuantizedCache::attend(const kvp_call& call, const kvp_attend_args& args, k
   const int64_t batch_before = batch_;
   prepare(layer, a, call, 0);
   if (appends)
-    counts_.bytes_copied_on_write += static_cast<uint64_t>(layer.begin_append(a, *args.k, *args.v, parallel_));
+    counts_.bytes_copied_on_write +=
+        static_cast<uint64_t>(layer.begin_append(a, *args.k, *args.v, engine_->parallel()));
   list_blocks(layer, a, appends ? args.k : nullptr, args.v);
 
   const auto index = static_cast<size_t>(args.layer);
@@ -168,8 +170,8 @@ void QuantizedCache::attend(const kvp_call& call, const kvp_attend_args& args, k
                             args.scale, args.softcap,
                             causal};
       const kvp_status status =
-          sdk::attend({batch, f.q_heads, p.kv_heads, queries, p.key_dim, p.value_dim, form_.dtype}, exact, parallel_,
-                      at(work.place.attend), static_cast<size_t>(work.place.acc - work.place.attend));
+          engine_->attend({batch, f.q_heads, p.kv_heads, queries, p.key_dim, p.value_dim, form_.dtype}, exact,
+                          at(work.place.attend), static_cast<size_t>(work.place.acc - work.place.attend));
       if (status != KVP_OK) fail(status, "the attention kernel refused the call (status ", status, ")");
     } else {
       work.fused = work.packed && args.bias == nullptr && (newest || !causal) &&
@@ -183,12 +185,13 @@ void QuantizedCache::attend(const kvp_call& call, const kvp_attend_args& args, k
   } catch (...) {
     if (appends) layer.cancel_append(a);
     layer.trim(form_);
-    long_list_ = sdk::Block();
+    drop_call();
     if (batch_ != batch_before) set_batch(batch_before);
     throw;
   }
   if (appends) finish(layer, a, *args.k, *args.v, call, batch_before);
-  long_list_ = sdk::Block();
+  drop_call();
+  engine_->check();
   ++(work.packed && !work.fused ? counts_.view_attend_calls : counts_.fused_attend_calls);
 }
 
@@ -198,10 +201,10 @@ void QuantizedCache::attend_tile(Work& work, int64_t q0, int64_t n) {
   const int64_t batch = work.args.q->shape[0];
   const kvp_tensor q = slice(*work.args.q, q0, n);
   const auto tensor = [&](int64_t place) {
-    return sdk::dense_tensor(at(place), sdk::kFloat32, {batch, f.q_heads, n, p.value_dim});
+    return engine_->tensor(at(place), sdk::kFloat32, {batch, f.q_heads, n, p.value_dim});
   };
   const auto lse_tensor = [&](int64_t place) {
-    return sdk::dense_tensor(at(place), sdk::kFloat32, {batch, f.q_heads, n});
+    return engine_->tensor(at(place), sdk::kFloat32, {batch, f.q_heads, n});
   };
   kvp_tensor acc = tensor(work.place.acc), acc_lse = lse_tensor(work.place.acc_lse);
   kvp_tensor part = tensor(work.place.part), part_lse = lse_tensor(work.place.part_lse);
@@ -210,13 +213,8 @@ void QuantizedCache::attend_tile(Work& work, int64_t q0, int64_t n) {
   auto* const sum_lse = static_cast<float*>(acc_lse.data);
   bool first = true;
   const auto add = [&] {
-    const auto* const more = static_cast<const float*>(part.data);
-    const auto* const more_lse = static_cast<const float*>(part_lse.data);
-    sdk::parallel_for(parallel_, vectors, 64, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        merge(sum + i * p.value_dim, sum_lse[i], more + i * p.value_dim, more_lse[i], p.value_dim);
-      }
-    });
+    engine_->merge(sum, sum_lse, static_cast<const float*>(part.data), static_cast<const float*>(part_lse.data),
+                   vectors, p.value_dim);
   };
   kvp_tensor bias{};
   if (work.bias != nullptr) bias = slice(*work.bias, q0, n);
@@ -246,8 +244,8 @@ void QuantizedCache::attend_tile(Work& work, int64_t q0, int64_t n) {
                          work.args.softcap,
                          causal};
     const kvp_status status =
-        sdk::attend({batch, f.q_heads, p.kv_heads, n, p.key_dim, p.value_dim, form_.dtype}, call, parallel_,
-                    at(work.place.attend), static_cast<size_t>(work.place.acc - work.place.attend));
+        engine_->attend({batch, f.q_heads, p.kv_heads, n, p.key_dim, p.value_dim, form_.dtype}, call,
+                        at(work.place.attend), static_cast<size_t>(work.place.acc - work.place.attend));
     if (status != KVP_OK) fail(status, "the attention kernel refused the call (status ", status, ")");
   };
   if (work.sinks) {
@@ -262,33 +260,16 @@ void QuantizedCache::attend_tile(Work& work, int64_t q0, int64_t n) {
     } else {
       attend_unpacked(work, q0, q, out, lse);
     }
-    if (form_.options.hadamard) {
-      auto* const x = static_cast<float*>(out.data);
-      sdk::parallel_for(parallel_, vectors, 64, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) rotate(x + i * p.value_dim, p.value_dim);
-      });
-    }
+    if (form_.options.hadamard) engine_->convert(out, out, true);
     if (!first) add();
   }
   exact(false, part, part_lse);
   add();
   // Padding sees nothing, whatever the packed segment made of it.
-  kvp_tensor out = slice(work.out, q0, n);
-  const kvp_dtype dtype = sdk::dtype_of(out);
-  for (int64_t b = 0; b < batch; ++b) {
-    const sdk::AttendRow& row = work.rows[static_cast<size_t>(b)];
-    for (int64_t head = 0; head < f.q_heads; ++head) {
-      for (int64_t i = 0; i < n; ++i) {
-        const int64_t vector = (b * f.q_heads + head) * n + i;
-        const bool live = q0 + i < row.q_count && row.q_position + q0 + i >= 0;
-        if (!live) std::memset(sum + vector * p.value_dim, 0, static_cast<size_t>(p.value_dim) * 4);
-        from_floats(sum + vector * p.value_dim, p.value_dim, dtype, sdk::at(out, b, head, i));
-        if (work.lse == nullptr) continue;
-        const float value = live ? sum_lse[vector] : -std::numeric_limits<float>::infinity();
-        std::memcpy(sdk::at(*work.lse, b, head, q0 + i), &value, 4);
-      }
-    }
-  }
+  const kvp_tensor out = slice(work.out, q0, n);
+  kvp_tensor lse{};
+  if (work.lse != nullptr) lse = slice(*work.lse, q0, n);
+  engine_->finish(attend_rows_.data(), sum, sum_lse, out, work.lse == nullptr ? nullptr : &lse);
 }
 
 void QuantizedCache::attend_fused(Work& work, int64_t q0, const kvp_tensor& q, kvp_tensor& out, kvp_tensor& lse) {
@@ -297,29 +278,31 @@ void QuantizedCache::attend_fused(Work& work, int64_t q0, const kvp_tensor& q, k
   const int64_t batch = q.shape[0], n = q.shape[2];
   kvp_tensor turned = q;
   if (form_.options.hadamard) {
-    turned = sdk::dense_tensor(at(work.place.q), sdk::kFloat32, {batch, f.q_heads, n, p.key_dim});
-    for (int64_t b = 0; b < batch; ++b) {
-      for (int64_t head = 0; head < f.q_heads; ++head) {
-        for (int64_t i = 0; i < n; ++i) {
-          auto* const x = reinterpret_cast<float*>(sdk::at(turned, b, head, i));
-          to_floats(sdk::at(q, b, head, i), form_.dtype, p.key_dim, x);
-          rotate(x, p.key_dim);
-        }
-      }
-    }
+    turned = engine_->tensor(at(work.place.q), sdk::kFloat32, {batch, f.q_heads, n, p.key_dim});
+    engine_->convert(q, turned, true);
   }
   auto* const pages = reinterpret_cast<kvp_qpage*>(page_list_.data());
-  int64_t n_pages = 0;
-  for (int64_t b = 0; b < batch; ++b) {
-    const Layer::Row& row = work.layer.row(b);
-    positions_[static_cast<size_t>(b)] = work.rows[static_cast<size_t>(b)].q_position + q0;
-    for (int64_t i = row.first; i < row.end; ++i) {
-      pages[n_pages++] = {b, form_.options.sinks + i * f.page_tokens,
-                          std::min(f.page_tokens, row.packed - i * f.page_tokens), work.layer.page(b, i)->parts};
+  const auto list = [&](bool on_device) {
+    int64_t n_pages = 0;
+    for (int64_t b = 0; b < batch; ++b) {
+      const Layer::Row& row = work.layer.row(b);
+      positions_[static_cast<size_t>(b)] = work.rows[static_cast<size_t>(b)].q_position + q0;
+      for (int64_t i = row.first; i < row.end; ++i) {
+        const PackedPage& page = *work.layer.page(b, i);
+        pages[n_pages++] = {b, form_.options.sinks + i * f.page_tokens,
+                            std::min(f.page_tokens, row.packed - i * f.page_tokens),
+                            on_device ? page.device_parts() : page.parts};
+      }
     }
-  }
+    return n_pages;
+  };
   kvp_qattend_args args{};
   args.struct_size = sizeof args;
+  if (engine_->on_device()) {
+    engine_->upload(device_page_list_.data(), pages, static_cast<size_t>(list(true)) * sizeof(kvp_qpage));
+    args.device_pages = reinterpret_cast<const kvp_qpage*>(device_page_list_.data());
+  }
+  const int64_t n_pages = list(false);
   args.q = &turned;
   args.k_parts = f.k.parts;
   args.v_parts = f.v.parts;
@@ -346,25 +329,21 @@ void QuantizedCache::attend_unpacked(Work& work, int64_t q0, const kvp_tensor& q
   const sdk::PageLayout& p = f.layout;
   const int64_t batch = q.shape[0], n = q.shape[2];
   const int64_t room = f.page_tokens + sdk::kBlockTokens;
-  // Where q goes; the partial result of a page lies behind it, both fit into the room of all rows together.
-  std::vector<sdk::KvBlock> blocks(static_cast<size_t>(room / sdk::kBlockTokens + 1));
-  std::vector<float> more(static_cast<size_t>(f.q_heads * n * p.value_dim)),
-      more_lse(static_cast<size_t>(f.q_heads * n));
+  const int64_t n_blocks = Form::tile_blocks(f);
+  auto* const more = reinterpret_cast<float*>(at(work.place.more));
+  auto* const more_lse = reinterpret_cast<float*>(at(work.place.more_lse));
   for (int64_t b = 0; b < batch; ++b) {
     const Layer::Row& held = work.layer.row(b);
-    kvp_tensor own = sdk::dense_tensor(at(work.place.q), sdk::kFloat32, {1, f.q_heads, n, p.key_dim});
+    const kvp_tensor own = engine_->tensor(at(work.place.q), sdk::kFloat32, {1, f.q_heads, n, p.key_dim});
     auto* const sum = reinterpret_cast<float*>(sdk::at(out, b));
     auto* const sum_lse = reinterpret_cast<float*>(sdk::at(lse, b));
-    std::memset(sum, 0, static_cast<size_t>(f.q_heads * n * p.value_dim) * 4);
-    std::fill_n(sum_lse, f.q_heads * n, -std::numeric_limits<float>::infinity());
+    engine_->fill(sum, static_cast<size_t>(f.q_heads * n * p.value_dim) * 4, 0);
+    engine_->fill(sum_lse, static_cast<size_t>(f.q_heads * n) * 4, kMinusInfinity);
     if (held.first == held.end) continue;
-    for (int64_t head = 0; head < f.q_heads; ++head) {
-      for (int64_t i = 0; i < n; ++i) {
-        auto* const x = reinterpret_cast<float*>(sdk::at(own, 0, head, i));
-        to_floats(sdk::at(q, b, head, i), form_.dtype, p.key_dim, x);
-        if (form_.options.hadamard) rotate(x, p.key_dim);
-      }
-    }
+    kvp_tensor of_row = q;
+    of_row.data = sdk::at(q, b);
+    of_row.shape[0] = 1;
+    engine_->convert(of_row, own, form_.options.hadamard);
     sdk::AttendRow row = work.rows[static_cast<size_t>(b)];
     row.q_position += q0;
     row.q_count = std::clamp<int64_t>(row.q_count - q0, 0, n);
@@ -381,26 +360,26 @@ void QuantizedCache::attend_unpacked(Work& work, int64_t q0, const kvp_tensor& q
       const int64_t place = begin % sdk::kBlockTokens;
       auto* const k_room = reinterpret_cast<float*>(at(work.place.tile_k));
       auto* const v_room = reinterpret_cast<float*>(at(work.place.tile_v));
-      kvp_tensor k = sdk::dense_tensor(k_room + place * p.key_dim, sdk::kFloat32, {1, p.kv_heads, tokens, p.key_dim});
-      kvp_tensor v =
-          sdk::dense_tensor(v_room + place * p.value_dim, sdk::kFloat32, {1, p.kv_heads, tokens, p.value_dim});
+      kvp_tensor k = engine_->tensor(k_room + place * p.key_dim, sdk::kFloat32, {1, p.kv_heads, tokens, p.key_dim});
+      kvp_tensor v = engine_->tensor(v_room + place * p.value_dim, sdk::kFloat32, {1, p.kv_heads, tokens, p.value_dim});
       k.strides[0] = k.strides[1] = room * p.key_dim;
       v.strides[0] = v.strides[1] = room * p.value_dim;
-      unpack(work.layer, true, *work.layer.page(b, i), 0, tokens, false, work.call, k);
-      unpack(work.layer, false, *work.layer.page(b, i), 0, tokens, false, work.call, v);
+      unpack(work.layer, true, *work.layer.page(b, i), 0, tokens, work.call, k);
+      unpack(work.layer, false, *work.layer.page(b, i), 0, tokens, work.call, v);
       counts_.dequantized_tokens += static_cast<uint64_t>(tokens);
-      for (size_t block = 0; block < blocks.size(); ++block) {
-        const auto from = static_cast<int64_t>(block) * sdk::kBlockTokens;
-        blocks[block] = {k_room + from * p.key_dim, v_room + from * p.value_dim,
-                         room * p.key_dim,          p.key_dim,
-                         room * p.value_dim,        p.value_dim};
+      for (int64_t block = 0; block < n_blocks; ++block) {
+        const int64_t from = block * sdk::kBlockTokens;
+        tile_[block] = {k_room + from * p.key_dim, v_room + from * p.value_dim,
+                        room * p.key_dim,          p.key_dim,
+                        room * p.value_dim,        p.value_dim};
       }
-      row.blocks = blocks.data();
+      engine_->add(tile_, n_blocks);
+      row.blocks = tile_;
       row.first_block = begin / sdk::kBlockTokens;
       row.kv_begin = std::max(begin, held.begin);
       row.kv_end = std::max(row.kv_begin, begin + tokens);
-      kvp_tensor part = sdk::dense_tensor(more.data(), sdk::kFloat32, {1, f.q_heads, n, p.value_dim});
-      kvp_tensor part_lse = sdk::dense_tensor(more_lse.data(), sdk::kFloat32, {1, f.q_heads, n});
+      kvp_tensor part = engine_->tensor(more, sdk::kFloat32, {1, f.q_heads, n, p.value_dim});
+      kvp_tensor part_lse = engine_->tensor(more_lse, sdk::kFloat32, {1, f.q_heads, n});
       const sdk::AttendCall call{&own,
                                  &part,
                                  &part_lse,
@@ -413,13 +392,10 @@ void QuantizedCache::attend_unpacked(Work& work, int64_t q0, const kvp_tensor& q
                                  work.args.softcap,
                                  (work.args.flags & KVP_ATTEND_CAUSAL) != 0};
       const kvp_status status =
-          sdk::attend({1, f.q_heads, p.kv_heads, n, p.key_dim, p.value_dim, sdk::kFloat32}, call, parallel_,
-                      at(work.place.attend), static_cast<size_t>(work.place.acc - work.place.attend));
+          engine_->attend({1, f.q_heads, p.kv_heads, n, p.key_dim, p.value_dim, sdk::kFloat32}, call,
+                          at(work.place.attend), static_cast<size_t>(work.place.acc - work.place.attend));
       if (status != KVP_OK) fail(status, "the attention kernel refused the call (status ", status, ")");
-      for (int64_t vector = 0; vector < f.q_heads * n; ++vector) {
-        merge(sum + vector * p.value_dim, sum_lse[vector], more.data() + vector * p.value_dim,
-              more_lse[static_cast<size_t>(vector)], p.value_dim);
-      }
+      engine_->merge(sum, sum_lse, more, more_lse, f.q_heads * n, p.value_dim);
     }
   }
 }

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "quantized_cache.h"
 
-#include <cstring>
-
-#include "vectors.h"
-
 namespace kvplug::quantized {
 namespace {
 
@@ -30,13 +26,20 @@ void QuantizedCache::probe(const kvp_cache_create& create, kvp_cache_info& out) 
 }
 
 QuantizedCache::QuantizedCache(const kvp_cache_create& create)
-    : form_(create), owner_(create.owner), parallel_(sdk::host_parallel()), fused_(form_.layers.size()) {
-  for (const LayerForm& layer : form_.layers) layers_.push_back(std::make_unique<Layer>(layer, form_, owner_));
+    : form_(create),
+      owner_(create.owner),
+      engine_(Engine::make(form_.device_type, form_.device_id)),
+      fused_(form_.layers.size()) {
+  for (const LayerForm& layer : form_.layers) layers_.push_back(std::make_unique<Layer>(layer, form_, owner_, engine_));
 }
 
 QuantizedCache::QuantizedCache(const QuantizedCache& other, uint64_t owner)
-    : form_(other.form_), owner_(owner), parallel_(other.parallel_), batch_(other.batch_), fused_(other.fused_.size()) {
-  for (const auto& layer : other.layers_) layers_.push_back(std::make_unique<Layer>(*layer, owner));
+    : form_(other.form_),
+      owner_(owner),
+      engine_(Engine::make(form_.device_type, form_.device_id)),
+      batch_(other.batch_),
+      fused_(other.fused_.size()) {
+  for (const auto& layer : other.layers_) layers_.push_back(std::make_unique<Layer>(*layer, owner, engine_));
   row_blocks_.resize(static_cast<size_t>(batch_));
   sink_blocks_.resize(static_cast<size_t>(batch_));
   attend_rows_.resize(static_cast<size_t>(batch_));
@@ -65,11 +68,22 @@ void QuantizedCache::set_batch(int64_t batch) {
   batch_ = batch;
 }
 
-int64_t QuantizedCache::held_bytes() const noexcept {
-  auto held =
-      static_cast<int64_t>(scratch_.bytes() + list_.bytes() + long_list_.bytes() + page_list_.bytes() + views_.bytes());
-  for (const auto& layer : layers_) held += layer->held_bytes();
+int64_t QuantizedCache::held_bytes(int32_t tier) const noexcept {
+  int64_t held = 0;
+  const auto add = [&](const Block& block) { held += static_cast<int64_t>(block.bytes()); };
+  if (tier == KVP_TIER_HOST) {
+    add(lists_.blocks), add(long_lists_.blocks), add(page_list_);
+  } else {
+    add(lists_.on_device), add(long_lists_.on_device), add(device_page_list_);
+  }
+  if (tier == engine_->tier()) add(scratch_), add(views_);
+  for (const auto& layer : layers_) held += layer->held_bytes(tier);
   return held;
+}
+
+void QuantizedCache::drop_call() noexcept {
+  long_lists_ = Lists();
+  tile_ = nullptr;
 }
 
 void QuantizedCache::ensure_scratch(int64_t batch, bool may_allocate) {
@@ -78,36 +92,43 @@ void QuantizedCache::ensure_scratch(int64_t batch, bool may_allocate) {
     fail(KVP_INVALID_STATE, "a prepared call must not allocate, but attend has no scratch for ", batch,
          " rows: reserve first");
   }
-  const int32_t workers = sdk::worker_count(parallel_);
   std::vector<Scratch> places;
-  for (const auto& layer : layers_) places.push_back(form_.scratch(layer->form(), batch, workers));
+  for (const auto& layer : layers_) places.push_back(form_.scratch(layer->form(), batch, *engine_));
   int64_t bytes = 0;
   for (const Scratch& place : places) bytes = std::max(bytes, place.bytes);
   scratch_batch_ = 0;
   scratch_ = Block();
-  scratch_ = Block(sdk::host_memory(owner_, KVP_PURPOSE_SCRATCH, unsigned_of(bytes)));
+  scratch_ = block(KVP_PURPOSE_SCRATCH, bytes);
   places_ = std::move(places);
   scratch_batch_ = batch;
 }
 
 // held: pages that a row has beyond what the formula says: packed before a rollback was asked for.
 void QuantizedCache::ensure_lists(int64_t batch, int64_t tokens, int64_t held, bool may_allocate) {
-  const int64_t list = batch * (form_.list_columns(tokens) + form_.sink_columns(tokens)) * kBlock;
+  const int64_t list = batch * (form_.list_columns(tokens) + form_.sink_columns(tokens)) + form_.most_tile_blocks();
   const int64_t columns = std::max(form_.page_columns(tokens), sdk::PagedLayer::columns(held));
   const int64_t pages = batch * columns * static_cast<int64_t>(sizeof(kvp_qpage));
-  const bool grows = list > static_cast<int64_t>(list_.bytes()) || pages > static_cast<int64_t>(page_list_.bytes());
+  const bool on_device = engine_->on_device();
+  const int64_t device_list = on_device ? Form::device_list_bytes(batch, list) : 0,
+                device_pages = on_device ? pages : 0;
+  const auto lacks = [](const Block& block, int64_t bytes) { return bytes > static_cast<int64_t>(block.bytes()); };
+  const bool grows = lacks(lists_.blocks, list * kBlock) || lacks(page_list_, pages) ||
+                     lacks(lists_.on_device, device_list) || lacks(device_page_list_, device_pages);
   if (!grows) return;
   if (!may_allocate) {
     fail(KVP_INVALID_STATE, "a prepared call must not allocate, but the lists of blocks have no room for ", batch,
          " rows of ", tokens, " tokens: reserve first");
   }
-  const auto grow = [&](Block& block, int64_t bytes) {
-    if (bytes <= static_cast<int64_t>(block.bytes())) return;
-    block = Block();
-    block = Block(sdk::host_memory(owner_, KVP_PURPOSE_OTHER, unsigned_of(bytes)));
+  const auto grow = [&](Block& to, int64_t bytes, const kvp_mem& mem) {
+    if (!lacks(to, bytes)) return;
+    to = Block();
+    to = Block(mem);
   };
-  grow(list_, list);
-  grow(page_list_, pages);
+  const auto host = [&](int64_t bytes) { return sdk::host_memory(owner_, KVP_PURPOSE_OTHER, unsigned_of(bytes)); };
+  grow(lists_.blocks, list * kBlock, host(list * kBlock));
+  grow(page_list_, pages, host(pages));
+  grow(lists_.on_device, device_list, engine_->memory(owner_, KVP_PURPOSE_OTHER, device_list));
+  grow(device_page_list_, device_pages, engine_->memory(owner_, KVP_PURPOSE_OTHER, device_pages));
 }
 
 void QuantizedCache::lengths(int32_t layer, int64_t query_len, kvp_lengths& out) const {
@@ -133,8 +154,9 @@ void QuantizedCache::prepare(Layer& layer, const Append& a, const kvp_call& call
   const bool allowed = may_allocate(call);
   views_ = Block();
   const auto held_here = [&] {
-    return layer.held_bytes() + static_cast<int64_t>(scratch_.bytes() + list_.bytes() + page_list_.bytes() +
-                                                     long_list_.bytes() + views_.bytes());
+    return layer.held_bytes(KVP_TIER_DEVICE) + layer.held_bytes(KVP_TIER_HOST) +
+           static_cast<int64_t>(scratch_.bytes() + lists_.blocks.bytes() + page_list_.bytes() +
+                                long_lists_.blocks.bytes() + views_.bytes());
   };
   const int64_t held_before = held_here();
   try {
@@ -149,19 +171,23 @@ void QuantizedCache::prepare(Layer& layer, const Append& a, const kvp_call& call
       entries += layer.exact().block_count(b, a) + form_.sink_columns(stored);
     }
     ensure_lists(a.batch, longest, held, allowed);
-    if (entries * kBlock > static_cast<int64_t>(list_.bytes())) {
+    entries += form_.most_tile_blocks();
+    if (entries * kBlock > static_cast<int64_t>(lists_.blocks.bytes())) {
       if (!allowed) fail(KVP_INVALID_STATE, "a prepared call must not allocate, but ", a.tokens, " tokens need a list");
-      long_list_ = Block(sdk::host_memory(owner_, KVP_PURPOSE_SCRATCH, unsigned_of(entries * kBlock)));
+      long_lists_.blocks = Block(sdk::host_memory(owner_, KVP_PURPOSE_SCRATCH, unsigned_of(entries * kBlock)));
+      if (engine_->on_device()) {
+        long_lists_.on_device = block(KVP_PURPOSE_SCRATCH, Form::device_list_bytes(a.batch, entries));
+      }
     }
     if (view_bytes > 0) {
       if (!allowed) {
         fail(KVP_INVALID_STATE, "a prepared call must not allocate, but views of K and V need ", view_bytes, " bytes");
       }
-      views_ = Block(sdk::host_memory(owner_, KVP_PURPOSE_SCRATCH, unsigned_of(view_bytes)));
+      views_ = block(KVP_PURPOSE_SCRATCH, view_bytes);
     }
     if (held_here() > held_before) note_peak();
   } catch (...) {
-    long_list_ = Block();
+    drop_call();
     views_ = Block();
     layer.trim(form_);
     if (batch_ != before) set_batch(before);
@@ -171,13 +197,16 @@ void QuantizedCache::prepare(Layer& layer, const Append& a, const kvp_call& call
 
 // Rings, with the tokens of an append under way, and sinks.
 void QuantizedCache::list_blocks(Layer& layer, const Append& a, const kvp_tensor* k, const kvp_tensor* v) noexcept {
-  auto* next = reinterpret_cast<KvBlock*>((long_list_.bytes() > 0 ? long_list_ : list_).data());
+  auto* const first = reinterpret_cast<KvBlock*>(lists().blocks.data());
+  auto* next = first;
   for (int64_t b = 0; b < layer.rows().batch(); ++b) {
     row_blocks_[static_cast<size_t>(b)] = next;
     next += layer.exact().blocks(b, a, k, v, next);
     sink_blocks_[static_cast<size_t>(b)] = next;
     if (sdk::PagedLayer* sinks = layer.sinks()) next += sinks->blocks(b, {}, nullptr, nullptr, next);
   }
+  tile_ = next;
+  engine_->use(lists(), layer.rows().batch(), next - first);
 }
 
 // Packs and ends an append; taken back if a quantizer fails.
@@ -188,22 +217,22 @@ void QuantizedCache::finish(Layer& layer, const Append& a, const kvp_tensor& k, 
       layers_.begin());
   try {
     const Scratch& place = places_[index];
-    const Layer::Packed done = layer.pack(form_, a, row_blocks_.data(), parallel_, call, at(place.staging), place);
+    const Layer::Packed done = layer.pack(form_, a, row_blocks_.data(), call, at(place.staging), place);
     counts_.packed_tokens += done.tokens;
     counts_.requantized_tokens += done.again;
   } catch (...) {
     layer.cancel_append(a);
     layer.trim(form_);
-    long_list_ = Block();
+    drop_call();
     views_ = Block();
     if (batch_ != batch_before) set_batch(batch_before);
     throw;
   }
-  layer.end_append(form_, a, k, v, parallel_);
+  layer.end_append(form_, a, k, v, engine_->parallel());
 }
 
 void QuantizedCache::unpack(const Layer& layer, bool keys, PackedPage& page, int64_t from, int64_t tokens,
-                            bool turn_back, const kvp_call& call, kvp_tensor& to) const {
+                            const kvp_call& call, kvp_tensor& to) const {
   const Side& side = keys ? layer.form().k : layer.form().v;
   kvp_qpart parts[KVP_MAX_PARTS];
   layer.parts_of(side, keys, page, from, tokens, parts);
@@ -211,10 +240,6 @@ void QuantizedCache::unpack(const Layer& layer, bool keys, PackedPage& page, int
   kvp_error err{sizeof err, 0, 0, text, sizeof text, 0};
   const kvp_status status = side.handle.iface->dequantize(side.handle.self, &call, parts, side.n_parts, &to, &err);
   if (status != KVP_OK) fail(status, "a quantizer failed to unpack: ", text);
-  if (!form_.options.hadamard || !turn_back) return;
-  for (int64_t head = 0; head < to.shape[1]; ++head) {
-    for (int64_t i = 0; i < tokens; ++i) rotate(reinterpret_cast<float*>(sdk::at(to, 0, head, i)), side.dim);
-  }
 }
 
 void QuantizedCache::write_views(Layer& layer, int64_t kv_len, int64_t kv_offset, const kvp_call& call, kvp_tensor& k,
@@ -224,35 +249,34 @@ void QuantizedCache::write_views(Layer& layer, int64_t kv_len, int64_t kv_offset
   const int64_t batch = layer.rows().batch();
   std::byte* const k_data = views_.data();
   std::byte* const v_data = k_data == nullptr ? nullptr : k_data + batch * p.kv_heads * kv_len * p.key_dim * p.element;
-  k = sdk::dense_tensor(k_data, form_.dtype, {batch, p.kv_heads, kv_len, p.key_dim});
-  v = sdk::dense_tensor(v_data, form_.dtype, {batch, p.kv_heads, kv_len, p.value_dim});
+  k = engine_->tensor(k_data, form_.dtype, {batch, p.kv_heads, kv_len, p.key_dim});
+  v = engine_->tensor(v_data, form_.dtype, {batch, p.kv_heads, kv_len, p.value_dim});
+  k.device_id = v.device_id = form_.device_id;
   k.flags = v.flags = KVP_TENSOR_READ_ONLY;
   if (k_data == nullptr) return;
-  std::memset(k_data, 0, static_cast<size_t>(batch * p.kv_heads * kv_len * p.token_bytes() / p.kv_heads));
+  engine_->fill(k_data, static_cast<size_t>(batch * kv_len * p.token_bytes()), 0);
   const auto index = static_cast<size_t>(
       std::find_if(layers_.begin(), layers_.end(), [&](const auto& each) { return each.get() == &layer; }) -
       layers_.begin());
   for (const bool keys : {true, false}) {
     const int64_t dim = keys ? p.key_dim : p.value_dim;
-    kvp_tensor& view = keys ? k : v;
-    const auto token = static_cast<size_t>(dim * p.element);
     for (int64_t b = 0; b < batch; ++b) {
       const sdk::Rows::Row row = layer.rows()[b];
       const Layer::Row& packed = layer.row(b);
       const int64_t shift = row.pad - kv_offset;
       const int64_t first = std::max(packed.begin, -shift), last = row.stored();
+      // Positions [from, to) of the view.
+      const auto part = [&](int64_t from, int64_t to) {
+        kvp_tensor t = keys ? k : v;
+        t.data = sdk::at(t, b, 0, from + shift);
+        t.shape[0] = 1;
+        t.shape[2] = to - from;
+        return t;
+      };
       const auto copy = [&](const KvBlock* blocks, int64_t first_block, int64_t from, int64_t to) {
-        for (int64_t position = std::max(from, first); position < std::min(to, last); ++position) {
-          const KvBlock& block = blocks[position / sdk::kBlockTokens - first_block];
-          for (int64_t head = 0; head < p.kv_heads; ++head) {
-            const int64_t at = head * (keys ? block.k_head_stride : block.v_head_stride) +
-                               position % sdk::kBlockTokens * (keys ? block.k_token_stride : block.v_token_stride);
-            std::memcpy(sdk::at(view, b, head, position + shift),
-                        reinterpret_cast<const std::byte*>(reinterpret_cast<int64_t>(keys ? block.k : block.v) +
-                                                           at * p.element),
-                        token);
-          }
-        }
+        from = std::max(from, first);
+        to = std::min(to, last);
+        if (from < to) engine_->show(blocks, first_block, from, to, keys, part(from, to));
       };
       const int64_t exact_from = packed.packed == 0 ? layer.exact().begin(b) : layer.packed_end(b);
       copy(row_blocks_[static_cast<size_t>(b)], layer.exact().first_block(b), exact_from, last);
@@ -264,32 +288,29 @@ void QuantizedCache::write_views(Layer& layer, int64_t kv_len, int64_t kv_offset
         const int64_t page_begin = form_.options.sinks + i * f.page_tokens;
         const int64_t n = std::min(f.page_tokens, packed.packed - i * f.page_tokens);
         if (page_begin + n <= first) continue;
-        kvp_tensor tile = sdk::dense_tensor(at(keys ? places_[index].tile_k : places_[index].tile_v), sdk::kFloat32,
-                                            {1, p.kv_heads, n, dim});
-        unpack(layer, keys, *layer.page(b, i), 0, n, true, call, tile);
+        kvp_tensor tile = engine_->tensor(at(keys ? places_[index].tile_k : places_[index].tile_v), sdk::kFloat32,
+                                          {1, p.kv_heads, n, dim});
+        unpack(layer, keys, *layer.page(b, i), 0, n, call, tile);
         if (keys) counts_.dequantized_tokens += unsigned_of(n);
-        for (int64_t t = 0; t < n; ++t) {
-          const int64_t position = page_begin + t;
-          if (position < first) continue;
-          for (int64_t head = 0; head < p.kv_heads; ++head) {
-            from_floats(reinterpret_cast<const float*>(sdk::at(tile, 0, head, t)), dim, form_.dtype,
-                        sdk::at(view, b, head, position + shift));
-          }
-        }
+        const int64_t from = std::max(page_begin, first);
+        tile.data = sdk::at(tile, 0, 0, from - page_begin);
+        tile.shape[2] = page_begin + n - from;
+        engine_->convert(tile, part(from, page_begin + n), form_.options.hadamard);
       }
     }
   }
 }
 
 void QuantizedCache::update(const kvp_call& call, const kvp_update_args& args, kvp_tensor* out_k, kvp_tensor* out_v) {
+  engine_->start(call);
   Layer& layer = layer_at(args.layer);
   const sdk::PageLayout& p = layer.form().layout;
   Append a{batch_, 0, args.pad, args.count};
   if (args.k != nullptr || args.v != nullptr) {
-    sdk::check_tensor("k", args.k, form_.dtype, {-1, p.kv_heads, -1, p.key_dim});
+    sdk::check_tensor("k", args.k, form_.dtype, {-1, p.kv_heads, -1, p.key_dim}, form_.device_type);
     a.batch = args.k->shape[0];
     a.tokens = args.k->shape[2];
-    sdk::check_tensor("v", args.v, form_.dtype, {a.batch, p.kv_heads, a.tokens, p.value_dim});
+    sdk::check_tensor("v", args.v, form_.dtype, {a.batch, p.kv_heads, a.tokens, p.value_dim}, form_.device_type);
   }
   const bool appends = a.tokens > 0, shows = out_k != nullptr;
   if (!appends) {
@@ -299,13 +320,14 @@ void QuantizedCache::update(const kvp_call& call, const kvp_update_args& args, k
   const int64_t kv_offset = layer.first_slot(), kv_len = layer.rows().longest() + a.tokens - kv_offset;
   const int64_t view_bytes = shows ? a.batch * kv_len * p.token_bytes() : 0;
   if (!appends && empty()) {
-    *out_k = sdk::dense_tensor(nullptr, form_.dtype, {a.batch, p.kv_heads, kv_len, p.key_dim});
-    *out_v = sdk::dense_tensor(nullptr, form_.dtype, {a.batch, p.kv_heads, kv_len, p.value_dim});
+    *out_k = engine_->tensor(nullptr, form_.dtype, {a.batch, p.kv_heads, kv_len, p.key_dim});
+    *out_v = engine_->tensor(nullptr, form_.dtype, {a.batch, p.kv_heads, kv_len, p.value_dim});
     return;
   }
   const int64_t batch_before = batch_;
   prepare(layer, a, call, view_bytes);
-  if (appends) counts_.bytes_copied_on_write += unsigned_of(layer.begin_append(a, *args.k, *args.v, parallel_));
+  if (appends)
+    counts_.bytes_copied_on_write += unsigned_of(layer.begin_append(a, *args.k, *args.v, engine_->parallel()));
   list_blocks(layer, a, appends ? args.k : nullptr, args.v);
   kvp_tensor k{}, v{};
   try {
@@ -313,26 +335,29 @@ void QuantizedCache::update(const kvp_call& call, const kvp_update_args& args, k
   } catch (...) {
     if (appends) layer.cancel_append(a);
     layer.trim(form_);
-    long_list_ = Block();
+    drop_call();
     views_ = Block();
     if (batch_ != batch_before) set_batch(batch_before);
     throw;
   }
   if (appends) finish(layer, a, *args.k, *args.v, call, batch_before);
-  long_list_ = Block();
+  drop_call();
+  engine_->check();
   if (!shows) return;
   *out_k = k;
   *out_v = v;
   ++counts_.view_updates;
 }
 
-void QuantizedCache::reset(const kvp_call&) {
+void QuantizedCache::reset(const kvp_call& call) {
+  engine_->start(call);
   views_ = Block();
   for (const auto& layer : layers_) layer->reset();
   batch_ = 0;
 }
 
 void QuantizedCache::gather(const kvp_call& call, const int64_t* src_rows, int64_t n) {
+  engine_->start(call);
   sdk::check_gather(src_rows, n, batch_);
   if (check_only(call)) return;
   const auto most = static_cast<size_t>(std::max(n, batch_));
@@ -355,6 +380,7 @@ void QuantizedCache::gather(const kvp_call& call, const int64_t* src_rows, int64
 }
 
 void QuantizedCache::crop(const kvp_call& call, const int64_t* n_remove, int64_t n) {
+  engine_->start(call);
   sdk::check_crop(n_remove, n, batch_);
   std::vector<int64_t> seen(static_cast<size_t>(batch_));
   for (int64_t b = 0; b < batch_; ++b) {
@@ -403,23 +429,18 @@ void QuantizedCache::crop(const kvp_call& call, const int64_t* n_remove, int64_t
       for (const bool keys : {true, false}) {
         const int64_t dim = keys ? p.key_dim : p.value_dim;
         kvp_tensor& tile = whole[keys ? 0 : 1];
-        tile = sdk::dense_tensor(at(keys ? places_[i].tile_k : places_[i].tile_v), sdk::kFloat32,
-                                 {1, p.kv_heads, f.token_block, dim});
+        tile = engine_->tensor(at(keys ? places_[i].tile_k : places_[i].tile_v), sdk::kFloat32,
+                               {1, p.kv_heads, f.token_block, dim});
         try {
-          unpack(layer, keys, *layer.page(refill.b, index), refill.from % f.page_tokens, f.token_block, true, call,
-                 tile);
+          unpack(layer, keys, *layer.page(refill.b, index), refill.from % f.page_tokens, f.token_block, call, tile);
         } catch (const sdk::Fault& fault) {
           fail(KVP_INTERNAL, "crop: ", fault.text());
         }
         std::byte* const room =
             at(places_[i].staging) + (keys ? 0 : p.kv_heads * f.token_block * p.key_dim * p.element);
-        rest[keys ? 0 : 1] = sdk::dense_tensor(room, form_.dtype, {1, p.kv_heads, refill.tokens, dim});
-        for (int64_t head = 0; head < p.kv_heads; ++head) {
-          for (int64_t t = 0; t < refill.tokens; ++t) {
-            from_floats(reinterpret_cast<const float*>(sdk::at(tile, 0, head, t)), dim, form_.dtype,
-                        sdk::at(rest[keys ? 0 : 1], 0, head, t));
-          }
-        }
+        rest[keys ? 0 : 1] = engine_->tensor(room, form_.dtype, {1, p.kv_heads, refill.tokens, dim});
+        tile.shape[2] = refill.tokens;
+        engine_->convert(tile, rest[keys ? 0 : 1], form_.options.hadamard);
       }
       counts_.dequantized_tokens += unsigned_of(refill.tokens);
       layer.truncate(refill.b, refill.seen);
@@ -430,6 +451,7 @@ void QuantizedCache::crop(const kvp_call& call, const int64_t* n_remove, int64_t
     for (const auto& layer : layers_) layer->truncate(b, seen[static_cast<size_t>(b)]);
   }
   for (const auto& layer : layers_) layer->trim(form_);
+  engine_->check();
 }
 
 void QuantizedCache::set_rollback(const kvp_call& call, int64_t max_tokens) {
@@ -450,6 +472,7 @@ void QuantizedCache::reserve(const kvp_call& call, int64_t batch, int64_t tokens
   if (check_only(call)) return;
   if (!may_allocate(call)) fail(KVP_INVALID_STATE, "reserve must allocate, but the call forbids it");
   if (batch == 0 || tokens == 0) return;
+  engine_->start(call);
   ensure_scratch(batch, true);
   ensure_lists(batch, tokens, 0, true);
   try {
@@ -462,26 +485,31 @@ void QuantizedCache::reserve(const kvp_call& call, int64_t batch, int64_t tokens
 }
 
 void QuantizedCache::memory(int32_t layer, kvp_memory& out) const {
-  auto& reserved = out.reserved[KVP_TIER_HOST];
   int64_t tables = 0, plain = 0;
   const auto count = [&](const Layer& at) {
     at.add_memory(out);
     tables += at.table_bytes();
     plain += at.readable_tokens() * at.form().layout.token_bytes();
   };
+  const auto add = [&](int32_t tier, int32_t purpose, size_t bytes) {
+    out.reserved[tier][purpose] += bytes;
+    out.used[tier][purpose] += bytes;
+  };
   if (layer == -1) {
     for (const auto& at : layers_) count(*at);
-    tables += static_cast<int64_t>(list_.bytes() + page_list_.bytes());
-    reserved[KVP_PURPOSE_SCRATCH] = out.used[KVP_TIER_HOST][KVP_PURPOSE_SCRATCH] = scratch_.bytes() + views_.bytes();
+    add(KVP_TIER_HOST, KVP_PURPOSE_OTHER, lists_.blocks.bytes() + page_list_.bytes());
+    add(KVP_TIER_DEVICE, KVP_PURPOSE_OTHER, lists_.on_device.bytes() + device_page_list_.bytes());
+    add(engine_->tier(), KVP_PURPOSE_SCRATCH, scratch_.bytes() + views_.bytes());
   } else {
     count(layer_at(layer));
   }
-  reserved[KVP_PURPOSE_OTHER] += unsigned_of(tables);
-  out.used[KVP_TIER_HOST][KVP_PURPOSE_OTHER] = reserved[KVP_PURPOSE_OTHER];
+  add(KVP_TIER_HOST, KVP_PURPOSE_OTHER, static_cast<size_t>(tables));
   out.unquantized = unsigned_of(plain);
-  uint64_t held = 0;
-  for (const uint64_t bytes : reserved) held += bytes;
-  out.peak[KVP_TIER_HOST] = layer == -1 ? std::max(unsigned_of(peak_), held) : held;
+  for (const int32_t tier : kTiers) {
+    uint64_t held = 0;
+    for (const uint64_t bytes : out.reserved[tier]) held += bytes;
+    out.peak[tier] = layer == -1 ? std::max(unsigned_of(peak_[tier]), held) : held;
+  }
 }
 
 size_t QuantizedCache::counters(kvp_counter* out, size_t room) const {

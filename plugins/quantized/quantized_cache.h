@@ -33,6 +33,7 @@ class QuantizedCache final {
   void attend(const kvp_call& call, const kvp_attend_args& args, kvp_tensor& out, kvp_tensor* lse);
 
  private:
+  static constexpr int32_t kTiers[] = {KVP_TIER_DEVICE, KVP_TIER_HOST};
   struct Counts {
     uint64_t fused_attend_calls = 0, view_attend_calls = 0, view_updates = 0, dequantized_tokens = 0,
              requantized_tokens = 0, packed_tokens = 0, bytes_copied_on_write = 0;
@@ -49,40 +50,46 @@ class QuantizedCache final {
   Layer& layer_at(int32_t layer) const;
   bool empty() const noexcept;
   void set_batch(int64_t batch);
-  int64_t held_bytes() const noexcept;
-  void note_peak() noexcept { peak_ = std::max(peak_, held_bytes()); }
+  int64_t held_bytes(int32_t tier) const noexcept;
+  void note_peak() noexcept {
+    for (const int32_t tier : kTiers) peak_[tier] = std::max(peak_[tier], held_bytes(tier));
+  }
+  void drop_call() noexcept;  // what one call alone needs
   void ensure_scratch(int64_t batch, bool may_allocate);
   void ensure_lists(int64_t batch, int64_t tokens, int64_t held, bool may_allocate);
   void prepare(Layer& layer, const sdk::Append& a, const kvp_call& call, int64_t view_bytes);
   void list_blocks(Layer& layer, const sdk::Append& a, const kvp_tensor* k, const kvp_tensor* v) noexcept;
   void finish(Layer& layer, const sdk::Append& a, const kvp_tensor& k, const kvp_tensor& v, const kvp_call& call,
               int64_t batch_before);
-  // Blocks [from, from + tokens) of a page, whole ones, as float32 and not rotated; to [1, kv_heads, tokens, dim].
-  void unpack(const Layer& layer, bool keys, PackedPage& page, int64_t from, int64_t tokens, bool turn_back,
-              const kvp_call& call, kvp_tensor& to) const;
+  // Blocks [from, from + tokens) of a page, whole ones, turned as they were packed; to [1, kv_heads, tokens, dim].
+  void unpack(const Layer& layer, bool keys, PackedPage& page, int64_t from, int64_t tokens, const kvp_call& call,
+              kvp_tensor& to) const;
   void write_views(Layer& layer, int64_t kv_len, int64_t kv_offset, const kvp_call& call, kvp_tensor& k, kvp_tensor& v);
   bool fused(const Layer& layer, size_t index, int64_t batch, float softcap, int64_t window, int64_t chunk);
   void attend_tile(Work& work, int64_t q0, int64_t n);
   void attend_fused(Work& work, int64_t q0, const kvp_tensor& q, kvp_tensor& out, kvp_tensor& lse);
   void attend_unpacked(Work& work, int64_t q0, const kvp_tensor& q, kvp_tensor& out, kvp_tensor& lse);
   std::byte* at(int64_t offset) const noexcept { return scratch_.data() + offset; }
+  sdk::Block block(int32_t purpose, int64_t bytes) const { return sdk::Block(engine_->memory(owner_, purpose, bytes)); }
+  const Lists& lists() const noexcept { return long_lists_.blocks.bytes() > 0 ? long_lists_ : lists_; }
 
   Form form_;
   uint64_t owner_;
-  const kvp_host_parallel* parallel_;
+  const std::shared_ptr<Engine> engine_;
   int64_t batch_ = 0;
   std::vector<std::unique_ptr<Layer>> layers_;
   sdk::Block scratch_;
   int64_t scratch_batch_ = 0;
-  std::vector<Scratch> places_;  // of each layer, in scratch_
-  sdk::Block list_, long_list_;  // KvBlock: rings, then sinks
-  sdk::Block page_list_;         // kvp_qpage
+  std::vector<Scratch> places_;              // of each layer, in scratch_
+  Lists lists_, long_lists_;                 // rings and sinks, then the blocks of one page's unpacked tokens
+  sdk::KvBlock* tile_ = nullptr;             // the latter
+  sdk::Block page_list_, device_page_list_;  // kvp_qpage
   sdk::Block views_;
   std::vector<const sdk::KvBlock*> row_blocks_, sink_blocks_;
   std::vector<sdk::AttendRow> attend_rows_;
   std::vector<int64_t> positions_;
   std::vector<Fused> fused_;
-  int64_t peak_ = 0;
+  int64_t peak_[KVP_N_TIERS] = {};
   Counts counts_;
 };
 

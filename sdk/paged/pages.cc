@@ -78,8 +78,9 @@ void DevicePages::give_back(int64_t keep) noexcept {
 }
 
 void DevicePages::add_memory(int64_t used, kvp_memory& memory) const noexcept {
-  memory.used[KVP_TIER_DEVICE][KVP_PURPOSE_KV] += static_cast<uint64_t>(used);
-  memory.reserved[KVP_TIER_DEVICE][KVP_PURPOSE_KV] += static_cast<uint64_t>(held_pages() * layout().data_bytes());
+  const int32_t purpose = ledger_->mem().purpose;
+  memory.used[KVP_TIER_DEVICE][purpose] += static_cast<uint64_t>(used);
+  memory.reserved[KVP_TIER_DEVICE][purpose] += static_cast<uint64_t>(held_pages() * layout().data_bytes());
   memory.used[KVP_TIER_HOST][KVP_PURPOSE_OTHER] += static_cast<uint64_t>(held_pages() * kHead);
   memory.reserved[KVP_TIER_HOST][KVP_PURPOSE_OTHER] += static_cast<uint64_t>(held_pages() * kHead);
 }

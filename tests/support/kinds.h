@@ -26,13 +26,9 @@ struct Kind {
 
 constexpr Kind kQuantized{"quantized", "quantized.so", false, false, true};
 constexpr Kind kKinds[] = {
-    {"dynamic", "dynamic.so", false, false},
-    {"static", "static.so", true, false},
-    {"offloaded", "offloaded.so", false, true},
-    {"offloaded_static", "offloaded.so", true, true},
-#if KVPLUG_TEST_DEVICE == KVP_DEVICE_CPU
+    {"dynamic", "dynamic.so", false, false},    {"static", "static.so", true, false},
+    {"offloaded", "offloaded.so", false, true}, {"offloaded_static", "offloaded.so", true, true},
     kQuantized,
-#endif
 };
 
 inline std::vector<Kind> kinds_where(bool (*holds)(const Kind&)) {

@@ -183,11 +183,12 @@ class DevicePages final : public PageStore {
  public:
   static constexpr int64_t kHead = HeapPages::kHead;  // of host memory a page
 
-  DevicePages(const PageLayout& layout, uint64_t owner, std::shared_ptr<DeviceQueue> queue, bool fixed)
+  DevicePages(const PageLayout& layout, uint64_t owner, std::shared_ptr<DeviceQueue> queue, bool fixed,
+              int32_t purpose = KVP_PURPOSE_KV)
       : PageStore(layout),
         queue_(std::move(queue)),
         fixed_(fixed),
-        ledger_(new PageLedger(queue_->memory(owner, KVP_PURPOSE_KV, static_cast<uint64_t>(layout.data_bytes())))) {}
+        ledger_(new PageLedger(queue_->memory(owner, purpose, static_cast<uint64_t>(layout.data_bytes())))) {}
   ~DevicePages() override {
     give_back(0);
     ledger_->drop();
