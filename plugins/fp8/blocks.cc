@@ -17,8 +17,11 @@ float scale_of(float largest, bool e5m2) noexcept {
   return scale < 0x1p-126f ? 0x1p-126f : scale;
 }
 
-Blocks::Blocks(int32_t role, int64_t head_dim, bool e5m2, kvp_dtype dtype, const Kernels& kernels)
-    : dtype_(dtype), kernels_(kernels) {
+Blocks::Blocks(int32_t role, int64_t head_dim, bool e5m2, kvp_dtype dtype, const Kernels& kernels, int32_t device_type)
+    : dtype_(dtype),
+      kernels_(kernels),
+      device_type_(device_type),
+      device_(device_type == KVP_DEVICE_CPU ? nullptr : cuda_kernels(dtype)) {
   if (head_dim > kMostDims) sdk::fail(KVP_UNSUPPORTED, "head_dim ", head_dim, "; 1 to ", kMostDims, " are quantized");
   form_.role = role;
   form_.bits = 8;
@@ -39,13 +42,18 @@ void Blocks::plan(int64_t batch, int64_t kv_heads, int64_t tokens, kvp_qplan& ou
   out.parts[0] =
       sdk::planned_part(KVP_PART_DATA, {KVP_DTYPE_UINT, 8, 1}, {batch, kv_heads, blocks, form_.data_bytes()});
   out.parts[1] = sdk::planned_part(KVP_PART_SCALE, sdk::kFloat32, {batch, kv_heads, blocks, form_.groups()});
+  for (kvp_qpart& part : out.parts) part.t.device_type = device_type_;
 }
 
-void Blocks::quantize(const kvp_tensor& in, const kvp_qpart* parts, uint32_t n_parts) const {
+void Blocks::quantize(const kvp_call& call, const kvp_tensor& in, const kvp_qpart* parts, uint32_t n_parts) const {
   const int64_t batch = in.shape[0], heads = in.shape[1], block = form_.token_block(), blocks = in.shape[2] / block;
   kvp_qplan plan{};
   this->plan(batch, heads, in.shape[2], plan);
   sdk::check_parts(plan, parts, n_parts);
+  if (batch * heads * blocks == 0) return;
+  if (device_ != nullptr) {
+    return sdk::check_device(call, device_->quantize(call.device_id, call.stream, form_, in, parts, nullptr));
+  }
   sdk::parallel_for(sdk::host_parallel(), batch * heads * blocks, 4, [&](int64_t begin, int64_t end) {
     uint8_t codes[sdk::kTileTokens * kMostDims];
     for (int64_t i = begin; i < end; ++i) {
@@ -61,11 +69,15 @@ void Blocks::quantize(const kvp_tensor& in, const kvp_qpart* parts, uint32_t n_p
   });
 }
 
-void Blocks::dequantize(const kvp_qpart* parts, uint32_t n_parts, kvp_tensor& out) const {
+void Blocks::dequantize(const kvp_call& call, const kvp_qpart* parts, uint32_t n_parts, kvp_tensor& out) const {
   const int64_t batch = out.shape[0], heads = out.shape[1], block = form_.token_block(), blocks = out.shape[2] / block;
   kvp_qplan plan{};
   this->plan(batch, heads, out.shape[2], plan);
   sdk::check_parts(plan, parts, n_parts);
+  if (batch * heads * blocks == 0) return;
+  if (device_ != nullptr) {
+    return sdk::check_device(call, device_->dequantize(call.device_id, call.stream, form_, parts, out));
+  }
   sdk::parallel_for(sdk::host_parallel(), batch * heads * blocks, 4, [&](int64_t begin, int64_t end) {
     uint8_t codes[sdk::kTileTokens * kMostDims];
     for (int64_t i = begin; i < end; ++i) {
@@ -81,13 +93,12 @@ void Blocks::dequantize(const kvp_qpart* parts, uint32_t n_parts, kvp_tensor& ou
 }
 
 uint64_t Blocks::attend_probe(const Blocks& values, const kvp_qattend_desc& desc) const {
-  if (const char* reason = sdk::packed_attend_refusal(form_, values.form_, desc)) sdk::fail(KVP_UNSUPPORTED, reason);
-  return sdk::packed_attend_workspace(form_, values.form_, desc, sdk::worker_count(sdk::host_parallel()));
+  return sdk::packed_probe(form_, device_type_, values.form_, values.device_type_, desc);
 }
 
-void Blocks::attend(const Blocks& values, const kvp_qattend_args& args, kvp_tensor& out, kvp_tensor& lse) const {
-  const kvp_status status = sdk::packed_attend(form_, values.form_, args, sdk::host_parallel(), out, lse);
-  if (status != KVP_OK) sdk::fail(status, "tensors or pages that contradict how keys and values are packed");
+void Blocks::attend(const Blocks& values, const kvp_call& call, const kvp_qattend_args& args, kvp_tensor& out,
+                    kvp_tensor& lse) const {
+  sdk::packed_call(form_, values.form_, device_type_, call, args, out, lse);
 }
 
 }  // namespace kvplug::fp8

@@ -94,18 +94,25 @@ class Fp8 {
     high = low;
   }
 
-  static std::string refusal(int32_t device_type) { return sdk::affine_refusal("fp8", device_type, nullptr); }
+  static std::string refusal(int32_t device_type) {
+    return sdk::affine_refusal("fp8", device_type, cuda_kernels(sdk::kFloat32));
+  }
 
   explicit Fp8(const kvp_qcreate& create)
       : settings_(create.spec != nullptr ? from_spec(*create.spec) : from_options(create)),
         dtype_(create.dtype),
-        head_dim_(create.head_dim) {
+        head_dim_(create.head_dim),
+        device_type_(create.device_type) {
     if (!sdk::is_plain_float(dtype_)) {
       sdk::fail(KVP_UNSUPPORTED, "values of ", sdk::name_of(dtype_), "; float32, float16 and bfloat16 are quantized");
     }
     if (head_dim_ < 1) sdk::fail(KVP_INVALID_ARGUMENT, "head_dim ", head_dim_);
     if (settings_.granularity == Granularity::kTokenHead) {
-      blocks_.emplace(create.role, head_dim_, settings_.e5m2, dtype_, kernels_);
+      blocks_.emplace(create.role, head_dim_, settings_.e5m2, dtype_, kernels_, create.device_type);
+    } else if (create.device_type != KVP_DEVICE_CPU) {
+      sdk::fail(KVP_UNSUPPORTED,
+                "scales that tokens share are packed on the CPU; scale_granularity = \"token_head\" is ",
+                "on devices too");
     }
   }
 
@@ -131,10 +138,10 @@ class Fp8 {
     out.workspace_bytes = static_cast<uint64_t>(batch * kv_heads * tokens) * sizeof(float);  // largest of each token
   }
 
-  void quantize(const kvp_call&, const kvp_tensor& in, uint32_t flags, const kvp_qpart* parts, uint32_t n_parts,
+  void quantize(const kvp_call& call, const kvp_tensor& in, uint32_t flags, const kvp_qpart* parts, uint32_t n_parts,
                 void* workspace) const {
-    sdk::check_tensor("the tensor to quantize", &in, dtype_, {-1, -1, -1, head_dim_});
-    if (blocks_) return blocks_->quantize(in, parts, n_parts);
+    sdk::check_tensor("the tensor to quantize", &in, dtype_, {-1, -1, -1, head_dim_}, device_type_);
+    if (blocks_) return blocks_->quantize(call, in, parts, n_parts);
     const int64_t heads = in.shape[1], tokens = in.shape[2], n = in.shape[0] * heads * tokens;
     kvp_qplan plan{};
     this->plan(in.shape[0], heads, tokens, head_dim_, plan);
@@ -168,11 +175,11 @@ class Fp8 {
     });
   }
 
-  void dequantize(const kvp_call&, const kvp_qpart* parts, uint32_t n_parts, kvp_tensor& out) const {
+  void dequantize(const kvp_call& call, const kvp_qpart* parts, uint32_t n_parts, kvp_tensor& out) const {
     const kvp_dtype out_dtype = sdk::dtype_of(out);
     if (!sdk::is_plain_float(out_dtype)) sdk::fail(KVP_INVALID_ARGUMENT, "dequantize into ", sdk::name_of(out_dtype));
-    sdk::check_tensor("the tensor to dequantize into", &out, out_dtype, {-1, -1, -1, head_dim_});
-    if (blocks_) return blocks_->dequantize(parts, n_parts, out);
+    sdk::check_tensor("the tensor to dequantize into", &out, out_dtype, {-1, -1, -1, head_dim_}, device_type_);
+    if (blocks_) return blocks_->dequantize(call, parts, n_parts, out);
     const int64_t heads = out.shape[1], tokens = out.shape[2];
     kvp_qplan plan{};
     this->plan(out.shape[0], heads, tokens, head_dim_, plan);
@@ -196,9 +203,9 @@ class Fp8 {
   uint64_t attend_probe(const Fp8& values, const kvp_qattend_desc& desc) const {
     return blocks().attend_probe(values.blocks(), desc);
   }
-  void attend(const Fp8& values, const kvp_call&, const kvp_qattend_args& args, kvp_tensor& out,
+  void attend(const Fp8& values, const kvp_call& call, const kvp_qattend_args& args, kvp_tensor& out,
               kvp_tensor& lse) const {
-    blocks().attend(values.blocks(), args, out, lse);
+    blocks().attend(values.blocks(), call, args, out, lse);
   }
   static const void* extension(std::string_view id) noexcept {
     return id == KVP_EXT_QUANT_ATTEND ? sdk::QuantizerPlugin<Fp8>::attend_extension() : nullptr;
@@ -232,6 +239,7 @@ class Fp8 {
   Settings settings_;
   kvp_dtype dtype_;
   int32_t head_dim_;
+  int32_t device_type_;
   const Kernels& kernels_ = kernels();
   std::optional<Blocks> blocks_;  // a scale per token and head
 };

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of values to 8-bit floats and back, compiled once per SIMD level, the same bits in each (kernel-inl.h).
+// Rows of values to 8-bit floats and back, compiled once per SIMD level, the same bits in each (kernel-inl.h), and
+// whole blocks on devices.
 #pragma once
 
-#include <kvplug/abi.h>
+#include <kvplug/sdk/affine_device.h>
 
 namespace kvplug::fp8 {
 
@@ -19,6 +20,12 @@ struct Kernels {
 extern const Kernels kScalarKernels;
 #if defined(__x86_64__)
 extern const Kernels kAvx2Kernels, kAvx512Kernels;
+#endif
+// For values of type `dtype`; NULL in a build without them.
+#if defined(KVPLUG_CUDA_KERNELS)
+const sdk::AffineDevice* cuda_kernels(kvp_dtype dtype) noexcept;
+#else
+inline const sdk::AffineDevice* cuda_kernels(kvp_dtype) noexcept { return nullptr; }
 #endif
 
 }  // namespace kvplug::fp8

@@ -144,12 +144,12 @@ inline BlockParams block_params(const PackedForm& form, const kvp_tensor& plain,
   p.plain_dtype = {plain.dtype_code, plain.dtype_bits, plain.dtype_lanes};
   p.data = static_cast<uint8_t*>(parts[0].t.data);
   p.scale = parts[1].t.data;
-  p.zero = parts[2].t.data;
+  if (form.parts() == 3) p.zero = parts[2].t.data;
   for (int i = 0; i < 3; ++i) {
     p.plain_stride[i] = plain.strides[i];
     p.data_stride[i] = parts[0].t.strides[i];
     p.scale_stride[i] = parts[1].t.strides[i];
-    p.zero_stride[i] = parts[2].t.strides[i];
+    if (form.parts() == 3) p.zero_stride[i] = parts[2].t.strides[i];
   }
   p.token_block = form.token_block();
   p.dim = form.head_dim;

@@ -14,6 +14,7 @@ namespace {
 
 using V = float;
 using VU = uint32_t;
+using VI = bool;  // what comparisons give
 using F16 = cuda::F16;
 using Bf16 = cuda::BF16;
 
@@ -48,6 +49,9 @@ inline V as_floats(VU u) {
   return x;
 }
 #endif
+KVP_DEVICE_CODE VU choose(VI mask, VU yes, VU no) { return mask ? yes : no; }
+KVP_DEVICE_CODE VU float_to_bits(float x) { return as_bits(x); }
+KVP_DEVICE_CODE float bits_to_float(VU x) { return as_floats(x); }
 KVP_DEVICE_CODE V set1(float x) { return x; }
 KVP_DEVICE_CODE float first_lane(V x) { return x; }
 KVP_DEVICE_CODE float max_lane(V x) { return x; }

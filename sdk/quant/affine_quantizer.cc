@@ -91,7 +91,7 @@ void AffineQuantizer::plan(int64_t batch, int64_t kv_heads, int64_t tokens, int6
   for (kvp_qpart& part : out.parts) part.t.device_type = device_type_;
 }
 
-void AffineQuantizer::check(const kvp_call& call, int error) const {
+void check_device(const kvp_call& call, int error) {
   if (error == 0) return;
   fail(KVP_DEVICE, "device ", call.device_id, " reported error ", error, ": ", cuda_packed_device()->error_text(error));
 }
@@ -107,7 +107,7 @@ void AffineQuantizer::quantize(const kvp_call& call, const kvp_tensor& in, const
   if (n == 0) return;
   if (workspace == nullptr) fail(KVP_INVALID_ARGUMENT, "quantize without a workspace");
   if (device_ != nullptr) {
-    return check(call, device_->quantize(call.device_id, call.stream, form_, in, parts, workspace));
+    return check_device(call, device_->quantize(call.device_id, call.stream, form_, in, parts, workspace));
   }
 
   struct Job {
@@ -146,7 +146,8 @@ void AffineQuantizer::dequantize(const kvp_call& call, const kvp_qpart* parts, u
   this->plan(batch, heads, out.shape[2], form_.head_dim, plan);
   check_parts(plan, parts, n_parts);
   if (batch * heads * out.shape[2] == 0) return;
-  if (device_ != nullptr) return check(call, device_->dequantize(call.device_id, call.stream, form_, parts, out));
+  if (device_ != nullptr)
+    return check_device(call, device_->dequantize(call.device_id, call.stream, form_, parts, out));
   const int64_t tiles = out.shape[2] / kTileTokens, per = block / kTileTokens;
   parallel_for(host_parallel(), batch * heads * tiles, 16, [&](int64_t begin, int64_t end) {
     uint8_t codes[kTileTokens * kMaxHeadDim];
@@ -161,24 +162,34 @@ void AffineQuantizer::dequantize(const kvp_call& call, const kvp_qpart* parts, u
 }
 
 uint64_t AffineQuantizer::attend_probe(const AffineQuantizer& values, const kvp_qattend_desc& desc) const {
-  if (desc.device_type != device_type_ || values.device_type_ != device_type_) {
-    fail(KVP_UNSUPPORTED, "attention on a device of type ", desc.device_type, " over keys on one of type ",
-         device_type_, " and values on one of type ", values.device_type_);
-  }
-  kvp_qattend_desc here = desc;
-  here.device_type = KVP_DEVICE_CPU;  // what is served is the same everywhere
-  if (const char* reason = packed_attend_refusal(form_, values.form_, here)) fail(KVP_UNSUPPORTED, reason);
-  return device_ != nullptr ? packed_attend_workspace(*cuda_packed_device(), desc)
-                            : packed_attend_workspace(form_, values.form_, desc, worker_count(host_parallel()));
+  return packed_probe(form_, device_type_, values.form_, values.device_type_, desc);
 }
 
 void AffineQuantizer::attend(const AffineQuantizer& values, const kvp_call& call, const kvp_qattend_args& args,
                              kvp_tensor& out, kvp_tensor& lse) const {
+  packed_call(form_, values.form_, device_type_, call, args, out, lse);
+}
+
+uint64_t packed_probe(const PackedForm& k, int32_t k_device, const PackedForm& v, int32_t v_device,
+                      const kvp_qattend_desc& desc) {
+  if (desc.device_type != k_device || v_device != k_device) {
+    fail(KVP_UNSUPPORTED, "attention on a device of type ", desc.device_type, " over keys on one of type ", k_device,
+         " and values on one of type ", v_device);
+  }
+  kvp_qattend_desc here = desc;
+  here.device_type = KVP_DEVICE_CPU;  // what is served is the same everywhere
+  if (const char* reason = packed_attend_refusal(k, v, here)) fail(KVP_UNSUPPORTED, reason);
+  return k_device == KVP_DEVICE_CPU ? packed_attend_workspace(k, v, desc, worker_count(host_parallel()))
+                                    : packed_attend_workspace(*cuda_packed_device(), desc);
+}
+
+void packed_call(const PackedForm& k, const PackedForm& v, int32_t device_type, const kvp_call& call,
+                 const kvp_qattend_args& args, kvp_tensor& out, kvp_tensor& lse) {
   int error = 0;
-  const kvp_status status =
-      device_ != nullptr ? packed_attend(form_, values.form_, args, *cuda_packed_device(), call, out, lse, &error)
-                         : packed_attend(form_, values.form_, args, host_parallel(), out, lse);
-  check(call, error);
+  const kvp_status status = device_type == KVP_DEVICE_CPU
+                                ? packed_attend(k, v, args, host_parallel(), out, lse)
+                                : packed_attend(k, v, args, *cuda_packed_device(), call, out, lse, &error);
+  check_device(call, error);
   if (status != KVP_OK) fail(status, "tensors or pages that contradict how keys and values are packed");
 }
 

@@ -19,6 +19,9 @@ inline constexpr int kPanelPitch = kGroupLanes;
 
 inline VU as_bits(V x) { return reinterpret_cast<VU>(x); }
 inline V as_floats(VU x) { return reinterpret_cast<V>(x); }
+inline VU choose(VI mask, VU yes, VU no) {
+  return (reinterpret_cast<VU>(mask) & yes) | (~reinterpret_cast<VU>(mask) & no);
+}
 // The exponents, signed, as whole numbers.
 inline V exponents(VU x) { return __builtin_convertvector(reinterpret_cast<VI>(x) >> 23, V); }
 

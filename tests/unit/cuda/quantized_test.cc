@@ -100,6 +100,8 @@ TEST(CudaQuantized, IsWhatItIsOnTheCpu) {
                         {{"quanto", 4, 0, 32, ""}, 3, 0, true},
                         {{"quanto", 8, -1, 48, ""}},
                         {{"quanto", 2, 0, 24, ""}, 0, 0, false, "auto"},
+                        {{"fp8", 8, 0, 0, "token_head"}, 2},
+                        {{"fp8", 8, 0, 0, "token_head", "e5m2"}},
                         {{"hqq", 8, 1, 32, ""}, 0, 0, true, "off"}};
   for (size_t n_case = 0; n_case < std::size(cases); ++n_case) {
     const Case& c = cases[n_case];

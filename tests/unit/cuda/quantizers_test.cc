@@ -13,6 +13,9 @@ kvp_tensor on(int32_t device_type, kvp_tensor t) {
   return t;
 }
 
+// Scales that tokens share are the CPU's affair.
+bool shares(const Kind& kind) { return kind.plugin == "fp8" && kind.granularity != "token_head"; }
+
 // Parts that are the same up to which NaN a NaN is.
 void expect_same(const Packed& want, const Packed& got) {
   ASSERT_EQ(want.memory[0], got.memory[0]) << "codes";
@@ -56,7 +59,7 @@ void check(const Kind& kind, kvp_dtype dtype, int32_t role, const Values& in) {
 TEST(CudaQuantizers, PackAndUnpackWithTheBitsOfTheCpu) {
   Random random(1);
   for (const Kind& kind : kinds()) {
-    if (kind.plugin == "fp8") continue;
+    if (shares(kind)) continue;
     for (const kvp_dtype dtype : {kF32, kF16, kBF16}) {
       const Values in = normal(dtype, 2, 3, kTokens, kDim, random, pick(random, 0, 1) == 0);
       check(kind, dtype, pick(random, 0, 1) == 0 ? KVP_ROLE_KEY : KVP_ROLE_VALUE, in);
@@ -70,7 +73,7 @@ TEST(CudaQuantizers, PackWhatIsDegenerateLikeTheCpu) {
   Random random(2);
   const float odd[] = {0, -0.0f, 1, NAN, INFINITY, -INFINITY, 60000, -60000, 1e-7f, 3e38f, -3e38f, 1e-40f};
   for (const Kind& kind : kinds({16, 64})) {
-    if (kind.plugin == "fp8") continue;
+    if (shares(kind)) continue;
     for (const kvp_dtype dtype : {kF32, kF16, kBF16}) {
       const Values in = make_fused(dtype, 2, 3, kTokens, kDim, 2, 1);
       for (int64_t b = 0; b < 2; ++b) {
@@ -96,9 +99,9 @@ TEST(CudaQuantizers, PackWhatIsDegenerateLikeTheCpu) {
 }
 
 TEST(CudaQuantizers, WhatIsNotServedIsRefusedInWords) {
-  const auto refusal = [](const LoadedQuantizer::Options& options, int32_t device_type) {
+  const auto refusal = [](const LoadedQuantizer::Options& options, int32_t device_type, const char* plugin = "hqq") {
     try {
-      LoadedQuantizer made("hqq", options, kF32, kDim, KVP_ROLE_KEY, nullptr, device_type);
+      LoadedQuantizer made(plugin, options, kF32, kDim, KVP_ROLE_KEY, nullptr, device_type);
     } catch (const std::runtime_error& error) {
       return std::string(error.what());
     }
@@ -110,6 +113,10 @@ TEST(CudaQuantizers, WhatIsNotServedIsRefusedInWords) {
                 ": hqq has no kernels for devices of type 8; it packs on the CPU and with CUDA");
   EXPECT_EQ(refusal({option("hf_compat", "strict")}, KVP_DEVICE_CUDA),
             std::to_string(KVP_UNSUPPORTED) + ": hf_compat = \"strict\" computes on the CPU");
+  EXPECT_EQ(
+      refusal({option("scale_granularity", "head")}, KVP_DEVICE_CUDA, "fp8"),
+      std::to_string(KVP_UNSUPPORTED) +
+          ": scales that tokens share are packed on the CPU; scale_granularity = \"token_head\" is on devices too");
 }
 
 }  // namespace

@@ -33,9 +33,6 @@ class AffineQuantizer {
               kvp_tensor& lse) const;
 
  private:
-  // Throws DEVICE for what is not 0.
-  void check(const kvp_call& call, int error) const;
-
   PackedForm form_;
   const AffineKernels& kernels_;
   int32_t device_type_;
@@ -67,6 +64,15 @@ void affine_spec_range(uint32_t i, std::initializer_list<int64_t> nbits, std::in
 PackedForm packed_form(const kvp_qcreate& create, const AffineOptions& options, int32_t group_dim);
 // The same answer for strict instances.
 void describe_affine(kvp_dtype dtype, const AffineOptions& options, int32_t group_dim, kvp_qspec& out);
+
+// Throws DEVICE for an error number of the call's device that is not 0.
+void check_device(const kvp_call& call, int error);
+// Attention over packed tokens (packed_attention.h) where keys and values are: probe throws UNSUPPORTED with the
+// reason.
+uint64_t packed_probe(const PackedForm& k, int32_t k_device, const PackedForm& v, int32_t v_device,
+                      const kvp_qattend_desc& desc);
+void packed_call(const PackedForm& k, const PackedForm& v, int32_t device_type, const kvp_call& call,
+                 const kvp_qattend_args& args, kvp_tensor& out, kvp_tensor& lse);
 
 // A tensor of a plan.
 kvp_qpart planned_part(int32_t role, kvp_dtype dtype, std::initializer_list<int64_t> shape, uint32_t flags = 0);
