@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device: the kernels of paged caches (sdk::Device) and those of this plugin. `quantizers` compute on it by
-// themselves.
+// A device: the kernels of paged caches (sdk::Device) and those of this plugin. Quantizers bring their own.
 #include "engine.h"
 
 #if defined(KVPLUG_CUDA_KERNELS)
-#include <vector>
-
 #include "kernels.h"
 #endif
 
@@ -24,15 +21,9 @@ class DeviceEngine final : public Engine {
       : queue_(std::make_shared<sdk::DeviceQueue>(*sdk::cuda_device(), device_type, device_id, nullptr)) {}
 
   void start(const kvp_call& call) noexcept override { queue_->start(call.stream); }
-  void check() override {
-    const int error = std::exchange(error_, 0);
-    queue_->check();
-    if (error != 0) {
-      sdk::fail(KVP_DEVICE, "device ", queue_->id(), " reported error ", error, ": ",
-                queue_->device().error_text(error));
-    }
-  }
+  void check() override { queue_->check(); }
   int32_t device_type() const noexcept override { return queue_->type(); }
+  int32_t device_id() const noexcept override { return queue_->id(); }
   const kvp_host_parallel* parallel() const noexcept override { return nullptr; }
   kvp_mem memory(uint64_t owner, int32_t purpose, int64_t bytes) const noexcept override {
     return queue_->memory(owner, purpose, static_cast<uint64_t>(bytes));
@@ -50,7 +41,9 @@ class DeviceEngine final : public Engine {
   void copy(void* to, const void* from, size_t bytes) noexcept override {
     queue_->run(&Device::copy, sdk::DeviceCopy{to, from, bytes, bytes, 1});
   }
-  void fill(void* to, size_t bytes, uint32_t pattern) noexcept override { run(kernels_.fill, to, bytes, pattern); }
+  void fill(void* to, size_t bytes, uint32_t pattern) noexcept override {
+    queue_->run(kernels_.fill, to, bytes, pattern);
+  }
 
   void use(const Lists& lists, int64_t batch, int64_t n) noexcept override {
     first_ = reinterpret_cast<const KvBlock*>(lists.blocks.data());
@@ -63,50 +56,45 @@ class DeviceEngine final : public Engine {
   }
   kvp_status attend(const sdk::AttendShape& shape, const sdk::AttendCall& call, void* scratch,
                     size_t) noexcept override {
+    constexpr int64_t kSome = 32;
+    DeviceRow some[kSome];
     int64_t longest = 0;
-    sent_.clear();
     for (int64_t b = 0; b < shape.batch; ++b) {
       const sdk::AttendRow& row = call.rows[b];
-      sent_.push_back({row.blocks - first_, row.first_block, row.kv_begin, row.kv_end, row.q_position, row.q_count,
-                       row.bias_column});
+      some[b % kSome] = {row.blocks - first_, row.first_block, row.kv_begin,   row.kv_end,
+                         row.q_position,      row.q_count,     row.bias_column};
       longest = std::max(longest, row.kv_end - row.kv_begin);
+      const int64_t filled = b % kSome + 1;
+      if (filled < kSome && b + 1 < shape.batch) continue;
+      upload(rows_ + b + 1 - filled, some, static_cast<size_t>(filled) * sizeof(DeviceRow));
     }
-    upload(rows_, sent_.data(), sent_.size() * sizeof(DeviceRow));
     queue_->run(&Device::attend, shape, call, static_cast<const DeviceRow*>(rows_),
                 static_cast<const KvBlock*>(blocks_), longest, scratch);
     return KVP_OK;
   }
   void show(const KvBlock* blocks, int64_t first_block, int64_t from, int64_t to, bool keys,
             const kvp_tensor& out) noexcept override {
-    run(kernels_.show, blocks_ + (blocks - first_), first_block, from, to, keys, out);
+    queue_->run(kernels_.show, blocks_ + (blocks - first_), first_block, from, to, keys, out);
   }
 
   void convert(const kvp_tensor& from, const kvp_tensor& to, bool turn) noexcept override {
-    run(kernels_.convert, from, to, turn);
+    queue_->run(kernels_.convert, from, to, turn);
   }
   void merge(float* sum, float* sum_lse, const float* part, const float* part_lse, int64_t vectors,
              int64_t dim) noexcept override {
-    run(kernels_.merge, sum, sum_lse, part, part_lse, vectors, dim);
+    queue_->run(kernels_.merge, sum, sum_lse, part, part_lse, vectors, dim);
   }
   void finish(const sdk::AttendRow*, const float* sum, const float* sum_lse, const kvp_tensor& out,
               const kvp_tensor* lse) noexcept override {
-    run(kernels_.finish, rows_, sum, sum_lse, out, lse);
+    queue_->run(kernels_.finish, static_cast<const DeviceRow*>(rows_), sum, sum_lse, out, lse);
   }
 
  private:
-  template <class Work, class... Args>
-  void run(Work* work, const Args&... args) noexcept {
-    const int error = work(queue_->id(), queue_->stream(), args...);
-    if (error_ == 0) error_ = error;
-  }
-
   const std::shared_ptr<sdk::DeviceQueue> queue_;
   const DeviceKernels& kernels_ = cuda_kernels();
-  int error_ = 0;
   const KvBlock* first_ = nullptr;  // of the lists in use, in host memory and on the device
   KvBlock* blocks_ = nullptr;
   DeviceRow* rows_ = nullptr;
-  std::vector<DeviceRow> sent_;
 };
 
 }  // namespace

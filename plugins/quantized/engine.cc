@@ -16,6 +16,7 @@ class HostEngine final : public Engine {
   void start(const kvp_call&) noexcept override {}
   void check() override {}
   int32_t device_type() const noexcept override { return KVP_DEVICE_CPU; }
+  int32_t device_id() const noexcept override { return 0; }
   const kvp_host_parallel* parallel() const noexcept override { return parallel_; }
   kvp_mem memory(uint64_t owner, int32_t purpose, int64_t bytes) const noexcept override {
     return sdk::host_memory(owner, purpose, static_cast<uint64_t>(bytes));
@@ -46,9 +47,9 @@ class HostEngine final : public Engine {
   void show(const sdk::KvBlock* blocks, int64_t first_block, int64_t from, int64_t to, bool keys,
             const kvp_tensor& out) noexcept override {
     const int64_t element = sdk::element_bytes(sdk::dtype_of(out));
-    for (int64_t position = from; position < to; ++position) {
-      const sdk::KvBlock& block = blocks[position / sdk::kBlockTokens - first_block];
-      for (int64_t head = 0; head < out.shape[1]; ++head) {
+    for (int64_t head = 0; head < out.shape[1]; ++head) {
+      for (int64_t position = from; position < to; ++position) {
+        const sdk::KvBlock& block = blocks[position / sdk::kBlockTokens - first_block];
         const int64_t offset = head * (keys ? block.k_head_stride : block.v_head_stride) +
                                position % sdk::kBlockTokens * (keys ? block.k_token_stride : block.v_token_stride);
         std::memcpy(

@@ -32,6 +32,7 @@ class Engine {
   virtual void check() = 0;
 
   virtual int32_t device_type() const noexcept = 0;
+  virtual int32_t device_id() const noexcept = 0;
   bool on_device() const noexcept { return device_type() != KVP_DEVICE_CPU; }
   int32_t tier() const noexcept { return on_device() ? KVP_TIER_DEVICE : KVP_TIER_HOST; }
   // The host's threads; NULL on a device.
@@ -44,13 +45,14 @@ class Engine {
   kvp_tensor tensor(void* data, kvp_dtype dtype, const int64_t (&shape)[N]) const noexcept {
     kvp_tensor t = sdk::dense_tensor(data, dtype, shape);
     t.device_type = device_type();
+    t.device_id = device_id();
     return t;
   }
 
   // Bytes of host memory to where the engine computes, and between two places there.
   virtual void upload(void* to, const void* from, size_t bytes) noexcept = 0;
   virtual void copy(void* to, const void* from, size_t bytes) noexcept = 0;
-  // `bytes` of 16-bit zeros or of 32-bit patterns.
+  // `bytes`, a multiple of 4, of a pattern; any number of zero.
   virtual void fill(void* to, size_t bytes, uint32_t pattern) noexcept = 0;
 
   // From now on `blocks` of attend() and show() lie in these lists, of which `n` blocks are written. Likewise n blocks

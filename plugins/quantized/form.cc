@@ -36,7 +36,7 @@ void ask_block(Side& side, int64_t heads) {
 }
 
 // Parts of a page, checked, and where they lie in it.
-void ask_parts(Side& side, LayerForm& layer, int32_t device_type) {
+void ask_parts(Side& side, LayerForm& layer, int32_t device_type, int32_t device_id) {
   kvp_qplan plan{};
   Answer answer;
   const int64_t heads = layer.layout.kv_heads, blocks = layer.page_tokens / side.token_block;
@@ -72,6 +72,7 @@ void ask_parts(Side& side, LayerForm& layer, int32_t device_type) {
     side.parts[i].t =
         sdk::dense_tensor(nullptr, {said.t.dtype_code, said.t.dtype_bits, said.t.dtype_lanes}, {1, tall, rows, n});
     side.parts[i].t.device_type = device_type;
+    side.parts[i].t.device_id = device_id;
     const bool scale = said.role == KVP_PART_SCALE || said.role == KVP_PART_ZERO || said.role == KVP_PART_CODEBOOK;
     PageShape& page = layer.page;
     int64_t& end = scale ? page.scale_bytes : page.code_bytes;
@@ -117,8 +118,8 @@ Form::Form(const kvp_cache_create& create)
     ask_block(form.v, layer.kv_heads);
     form.token_block = std::lcm(form.k.token_block, form.v.token_block);
     form.page_tokens = std::max<int64_t>(1, kPageTokens / form.token_block) * form.token_block;
-    ask_parts(form.k, form, device_type);
-    ask_parts(form.v, form, device_type);
+    ask_parts(form.k, form, device_type, device_id);
+    ask_parts(form.v, form, device_type, device_id);
     form.run_tokens = form.shared_bytes > 0 || device_type != KVP_DEVICE_CPU
                           ? form.page_tokens
                           : std::max<int64_t>(1, kRunTokens / form.token_block) * form.token_block;
@@ -262,7 +263,7 @@ void Form::plan(int64_t batch, int64_t tokens, kvp_memory& out) const {
   auto& reserved = out.reserved[engine->tier()];
   auto& used = out.used[engine->tier()];
   auto& books = out.reserved[KVP_TIER_HOST][KVP_PURPOSE_OTHER];
-  int64_t view = 0, table = 0, transient = 0;
+  int64_t view = 0, table = 0, transient = 0, transient_heads = 0;
   for (const LayerForm& layer : layers) {
     const sdk::PageLayout& p = layer.layout;
     const int64_t page = on_device ? p.data_bytes() : sdk::HeapPages::page_bytes(p), ring_tokens = ring(layer);
@@ -287,8 +288,10 @@ void Form::plan(int64_t batch, int64_t tokens, kvp_memory& out) const {
                                 sdk::PagedLayer::columns(sdk::PageLayout::count(sunk)));
     books += unsigned_of(tables);
     table = std::max(table, tables);
-    transient = std::max(transient,
-                         layer.window == 0 ? 0 : pages * (layer.page.code_memory(on_device) + layer.page.scale_bytes));
+    if (layer.window > 0) {
+      transient = std::max(transient, pages * (layer.page.code_memory(on_device) + layer.page.scale_bytes));
+      transient_heads = std::max(transient_heads, pages * PageShape::kHead);
+    }
     view = std::max(view, batch * tokens * p.token_bytes());
     out.unquantized += unsigned_of(batch * std::min(tokens, layer.kept(rollback)) * p.token_bytes());
   }
@@ -309,7 +312,8 @@ void Form::plan(int64_t batch, int64_t tokens, kvp_memory& out) const {
     for (const uint64_t bytes : out.reserved[tier]) out.peak[tier] += bytes;
     const int64_t views = (tier == engine->tier() ? view : 0) +
                           (tier == KVP_TIER_DEVICE ? device_list_bytes(batch, long_list) : long_list * kEntry);
-    out.peak[tier] += unsigned_of(std::max(views, tier == KVP_TIER_HOST ? table : 0) + transient);
+    out.peak[tier] += unsigned_of(std::max(views, tier == KVP_TIER_HOST ? table : 0) +
+                                  (tier == engine->tier() ? transient : transient_heads));
   }
 }
 

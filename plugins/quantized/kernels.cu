@@ -11,7 +11,7 @@ namespace {
 
 using namespace sdk::cuda;
 
-constexpr int kWarp = 32;
+constexpr int kWarp = 32, kFill = 256;
 
 struct Vectors {
   void* data;
@@ -33,9 +33,9 @@ KVP_DEVICE_CODE int64_t offset(const Vectors& v, int64_t i) {
   return i / (v.heads * v.tokens) * v.stride[0] + i / v.tokens % v.heads * v.stride[1] + i % v.tokens * v.stride[2];
 }
 
-KVP_KERNEL void fill_kernel(uint16_t* to, int64_t halves, uint32_t pattern) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kWarp + threadIdx.x;
-  if (i < halves) to[i] = static_cast<uint16_t>(i % 2 == 0 ? pattern : pattern >> 16);
+KVP_KERNEL void fill_kernel(uint32_t* to, int64_t words, uint32_t pattern) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kFill + threadIdx.x;
+  if (i < words) to[i] = pattern;
 }
 
 // grid: (positions, heads).
@@ -108,8 +108,9 @@ KVP_KERNEL void finish_kernel(const sdk::DeviceRow* rows, const float* sum, cons
 int fill(int device, void* stream, void* to, size_t bytes, uint32_t pattern) {
   if (bytes == 0) return 0;
   const Current current(device);
-  const auto halves = static_cast<int64_t>(bytes / 2);
-  return launch(fill_kernel, grid((halves + kWarp - 1) / kWarp), kWarp, 0, stream, static_cast<uint16_t*>(to), halves,
+  if (pattern == 0) return clear_bytes(stream, to, bytes);
+  const auto words = static_cast<int64_t>(bytes / 4);
+  return launch(fill_kernel, grid((words + kFill - 1) / kFill), kFill, 0, stream, static_cast<uint32_t*>(to), words,
                 pattern);
 }
 

@@ -453,12 +453,13 @@ void Layer::add_memory(kvp_memory& out) const noexcept {
   pages_.add_memory(blocks * form_.page.code_bytes / in_page, blocks * form_.page.scale_bytes / in_page, out);
 }
 
-int64_t Layer::held_bytes(int32_t tier) const noexcept {
+void Layer::add_held_bytes(int64_t (&held)[KVP_N_TIERS]) const noexcept {
   kvp_memory sum{};
   add_memory(sum);
-  int64_t bytes = tier == KVP_TIER_HOST ? table_bytes() : 0;
-  for (const uint64_t held : sum.reserved[tier]) bytes += static_cast<int64_t>(held);
-  return bytes;
+  held[KVP_TIER_HOST] += table_bytes();
+  for (const int32_t tier : {KVP_TIER_DEVICE, KVP_TIER_HOST}) {
+    for (const uint64_t bytes : sum.reserved[tier]) held[tier] += static_cast<int64_t>(bytes);
+  }
 }
 
 int64_t Layer::readable_tokens() const noexcept {

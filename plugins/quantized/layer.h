@@ -94,7 +94,7 @@ class Layer {
   int64_t table_bytes() const noexcept {
     return exact_.table_bytes() + (sinks_ ? sinks_->table_bytes() : 0) + static_cast<int64_t>(table_.bytes());
   }
-  int64_t held_bytes(int32_t tier) const noexcept;
+  void add_held_bytes(int64_t (&held)[KVP_N_TIERS]) const noexcept;
   int64_t readable_tokens() const noexcept;
   int64_t held_pages() const noexcept { return pages_.held_pages(); }
 

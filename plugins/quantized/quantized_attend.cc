@@ -136,7 +136,7 @@ void QuantizedCache::attend(const kvp_call& call, const kvp_attend_args& args, k
             {},     {},    false,
             false,  false, out,
             lse};
-  bool newest = true;  // no query is older than a packed token
+  bool newest = true;  // no packed token is newer than a query
   for (int64_t b = 0; b < batch; ++b) {
     const sdk::Rows::Row row = layer.rows()[b];
     sdk::Rows::Row start = row;
@@ -174,8 +174,15 @@ void QuantizedCache::attend(const kvp_call& call, const kvp_attend_args& args, k
                           at(work.place.attend), static_cast<size_t>(work.place.acc - work.place.attend));
       if (status != KVP_OK) fail(status, "the attention kernel refused the call (status ", status, ")");
     } else {
-      work.fused = work.packed && args.bias == nullptr && (newest || !causal) &&
-                   fused(layer, index, batch, args.softcap, window, chunk);
+      work.fused =
+          work.packed && args.bias == nullptr && newest && fused(layer, index, batch, args.softcap, window, chunk);
+      if (work.packed && !work.fused && form_.options.fused == quantized::Fused::kRequired) {
+        fail(KVP_UNSUPPORTED, "fused_attention = \"required\", but attention over packed tokens ",
+             args.bias != nullptr ? "takes no bias"
+             : !newest            ? "takes no query older than these"
+                                  : "does not serve this call",
+             ": fused_attention = \"auto\" unpacks them then");
+      }
       const int64_t tiles = (queries + kTileQueries - 1) / kTileQueries;
       for (int64_t i = 0; i < tiles; ++i) {  // of about one size, so that none is left with a few queries
         const int64_t q0 = queries * i / tiles;
@@ -282,6 +289,7 @@ void QuantizedCache::attend_fused(Work& work, int64_t q0, const kvp_tensor& q, k
     engine_->convert(q, turned, true);
   }
   auto* const pages = reinterpret_cast<kvp_qpage*>(page_list_.data());
+  // An upload has read its host memory when it returns.
   const auto list = [&](bool on_device) {
     int64_t n_pages = 0;
     for (int64_t b = 0; b < batch; ++b) {
@@ -332,6 +340,15 @@ void QuantizedCache::attend_unpacked(Work& work, int64_t q0, const kvp_tensor& q
   const int64_t n_blocks = Form::tile_blocks(f);
   auto* const more = reinterpret_cast<float*>(at(work.place.more));
   auto* const more_lse = reinterpret_cast<float*>(at(work.place.more_lse));
+  auto* const k_room = reinterpret_cast<float*>(at(work.place.tile_k));
+  auto* const v_room = reinterpret_cast<float*>(at(work.place.tile_v));
+  for (int64_t block = 0; block < n_blocks; ++block) {
+    const int64_t from = block * sdk::kBlockTokens;
+    tile_[block] = {k_room + from * p.key_dim, v_room + from * p.value_dim,
+                    room * p.key_dim,          p.key_dim,
+                    room * p.value_dim,        p.value_dim};
+  }
+  engine_->add(tile_, n_blocks);
   for (int64_t b = 0; b < batch; ++b) {
     const Layer::Row& held = work.layer.row(b);
     const kvp_tensor own = engine_->tensor(at(work.place.q), sdk::kFloat32, {1, f.q_heads, n, p.key_dim});
@@ -358,8 +375,6 @@ void QuantizedCache::attend_unpacked(Work& work, int64_t q0, const kvp_tensor& q
       const int64_t tokens = std::min(f.page_tokens, held.packed - i * f.page_tokens);
       if (work.window > 0 && begin + tokens <= row.q_position - work.window + 1) continue;
       const int64_t place = begin % sdk::kBlockTokens;
-      auto* const k_room = reinterpret_cast<float*>(at(work.place.tile_k));
-      auto* const v_room = reinterpret_cast<float*>(at(work.place.tile_v));
       kvp_tensor k = engine_->tensor(k_room + place * p.key_dim, sdk::kFloat32, {1, p.kv_heads, tokens, p.key_dim});
       kvp_tensor v = engine_->tensor(v_room + place * p.value_dim, sdk::kFloat32, {1, p.kv_heads, tokens, p.value_dim});
       k.strides[0] = k.strides[1] = room * p.key_dim;
@@ -367,13 +382,6 @@ void QuantizedCache::attend_unpacked(Work& work, int64_t q0, const kvp_tensor& q
       unpack(work.layer, true, *work.layer.page(b, i), 0, tokens, work.call, k);
       unpack(work.layer, false, *work.layer.page(b, i), 0, tokens, work.call, v);
       counts_.dequantized_tokens += static_cast<uint64_t>(tokens);
-      for (int64_t block = 0; block < n_blocks; ++block) {
-        const int64_t from = block * sdk::kBlockTokens;
-        tile_[block] = {k_room + from * p.key_dim, v_room + from * p.value_dim,
-                        room * p.key_dim,          p.key_dim,
-                        room * p.value_dim,        p.value_dim};
-      }
-      engine_->add(tile_, n_blocks);
       row.blocks = tile_;
       row.first_block = begin / sdk::kBlockTokens;
       row.kv_begin = std::max(begin, held.begin);

@@ -33,12 +33,13 @@ QuantizedCache::QuantizedCache(const kvp_cache_create& create)
   for (const LayerForm& layer : form_.layers) layers_.push_back(std::make_unique<Layer>(layer, form_, owner_, engine_));
 }
 
-QuantizedCache::QuantizedCache(const QuantizedCache& other, uint64_t owner)
+QuantizedCache::QuantizedCache(const QuantizedCache& other, const kvp_call& call, uint64_t owner)
     : form_(other.form_),
       owner_(owner),
       engine_(Engine::make(form_.device_type, form_.device_id)),
       batch_(other.batch_),
       fused_(other.fused_.size()) {
+  engine_->start(call);
   for (const auto& layer : other.layers_) layers_.push_back(std::make_unique<Layer>(*layer, owner, engine_));
   row_blocks_.resize(static_cast<size_t>(batch_));
   sink_blocks_.resize(static_cast<size_t>(batch_));
@@ -68,17 +69,18 @@ void QuantizedCache::set_batch(int64_t batch) {
   batch_ = batch;
 }
 
-int64_t QuantizedCache::held_bytes(int32_t tier) const noexcept {
-  int64_t held = 0;
-  const auto add = [&](const Block& block) { held += static_cast<int64_t>(block.bytes()); };
-  if (tier == KVP_TIER_HOST) {
-    add(lists_.blocks), add(long_lists_.blocks), add(page_list_);
-  } else {
-    add(lists_.on_device), add(long_lists_.on_device), add(device_page_list_);
-  }
-  if (tier == engine_->tier()) add(scratch_), add(views_);
-  for (const auto& layer : layers_) held += layer->held_bytes(tier);
-  return held;
+void QuantizedCache::add_own_bytes(int64_t (&held)[KVP_N_TIERS]) const noexcept {
+  const auto add = [&](int32_t tier, const Block& block) { held[tier] += static_cast<int64_t>(block.bytes()); };
+  for (const Block* each : {&lists_.blocks, &long_lists_.blocks, &page_list_}) add(KVP_TIER_HOST, *each);
+  for (const Block* each : {&lists_.on_device, &long_lists_.on_device, &device_page_list_}) add(KVP_TIER_DEVICE, *each);
+  for (const Block* each : {&scratch_, &views_}) add(engine_->tier(), *each);
+}
+
+void QuantizedCache::note_peak() noexcept {
+  int64_t held[KVP_N_TIERS] = {};
+  add_own_bytes(held);
+  for (const auto& layer : layers_) layer->add_held_bytes(held);
+  for (const int32_t tier : kTiers) peak_[tier] = std::max(peak_[tier], held[tier]);
 }
 
 void QuantizedCache::drop_call() noexcept {
@@ -154,9 +156,10 @@ void QuantizedCache::prepare(Layer& layer, const Append& a, const kvp_call& call
   const bool allowed = may_allocate(call);
   views_ = Block();
   const auto held_here = [&] {
-    return layer.held_bytes(KVP_TIER_DEVICE) + layer.held_bytes(KVP_TIER_HOST) +
-           static_cast<int64_t>(scratch_.bytes() + lists_.blocks.bytes() + page_list_.bytes() +
-                                long_lists_.blocks.bytes() + views_.bytes());
+    int64_t held[KVP_N_TIERS] = {};
+    add_own_bytes(held);
+    layer.add_held_bytes(held);
+    return held[KVP_TIER_DEVICE] + held[KVP_TIER_HOST];
   };
   const int64_t held_before = held_here();
   try {
@@ -172,12 +175,12 @@ void QuantizedCache::prepare(Layer& layer, const Append& a, const kvp_call& call
     }
     ensure_lists(a.batch, longest, held, allowed);
     entries += form_.most_tile_blocks();
-    if (entries * kBlock > static_cast<int64_t>(lists_.blocks.bytes())) {
+    const int64_t on_device = engine_->on_device() ? Form::device_list_bytes(a.batch, entries) : 0;
+    if (entries * kBlock > static_cast<int64_t>(lists_.blocks.bytes()) ||
+        on_device > static_cast<int64_t>(lists_.on_device.bytes())) {
       if (!allowed) fail(KVP_INVALID_STATE, "a prepared call must not allocate, but ", a.tokens, " tokens need a list");
       long_lists_.blocks = Block(sdk::host_memory(owner_, KVP_PURPOSE_SCRATCH, unsigned_of(entries * kBlock)));
-      if (engine_->on_device()) {
-        long_lists_.on_device = block(KVP_PURPOSE_SCRATCH, Form::device_list_bytes(a.batch, entries));
-      }
+      if (on_device > 0) long_lists_.on_device = block(KVP_PURPOSE_SCRATCH, on_device);
     }
     if (view_bytes > 0) {
       if (!allowed) {
@@ -251,7 +254,6 @@ void QuantizedCache::write_views(Layer& layer, int64_t kv_len, int64_t kv_offset
   std::byte* const v_data = k_data == nullptr ? nullptr : k_data + batch * p.kv_heads * kv_len * p.key_dim * p.element;
   k = engine_->tensor(k_data, form_.dtype, {batch, p.kv_heads, kv_len, p.key_dim});
   v = engine_->tensor(v_data, form_.dtype, {batch, p.kv_heads, kv_len, p.value_dim});
-  k.device_id = v.device_id = form_.device_id;
   k.flags = v.flags = KVP_TENSOR_READ_ONLY;
   if (k_data == nullptr) return;
   engine_->fill(k_data, static_cast<size_t>(batch * kv_len * p.token_bytes()), 0);
@@ -477,6 +479,7 @@ void QuantizedCache::reserve(const kvp_call& call, int64_t batch, int64_t tokens
   ensure_lists(batch, tokens, 0, true);
   try {
     for (const auto& layer : layers_) layer->reserve(form_, batch, tokens);
+    engine_->check();
   } catch (...) {
     for (const auto& layer : layers_) layer->trim(form_);
     throw;

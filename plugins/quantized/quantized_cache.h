@@ -23,8 +23,8 @@ class QuantizedCache final {
   void gather(const kvp_call& call, const int64_t* src_rows, int64_t n);
   void crop(const kvp_call& call, const int64_t* n_remove, int64_t n);
   void set_rollback(const kvp_call& call, int64_t max_tokens);
-  std::unique_ptr<QuantizedCache> clone(const kvp_call&, uint64_t owner) const {
-    return std::unique_ptr<QuantizedCache>(new QuantizedCache(*this, owner));
+  std::unique_ptr<QuantizedCache> clone(const kvp_call& call, uint64_t owner) const {
+    return std::unique_ptr<QuantizedCache>(new QuantizedCache(*this, call, owner));
   }
   void reserve(const kvp_call& call, int64_t batch, int64_t tokens);
   void memory(int32_t layer, kvp_memory& out) const;
@@ -46,14 +46,12 @@ class QuantizedCache final {
   };
   struct Work;  // one attend under way
 
-  QuantizedCache(const QuantizedCache& other, uint64_t owner);
+  QuantizedCache(const QuantizedCache& other, const kvp_call& call, uint64_t owner);
   Layer& layer_at(int32_t layer) const;
   bool empty() const noexcept;
   void set_batch(int64_t batch);
-  int64_t held_bytes(int32_t tier) const noexcept;
-  void note_peak() noexcept {
-    for (const int32_t tier : kTiers) peak_[tier] = std::max(peak_[tier], held_bytes(tier));
-  }
+  void add_own_bytes(int64_t (&held)[KVP_N_TIERS]) const noexcept;  // without the layers'
+  void note_peak() noexcept;
   void drop_call() noexcept;  // what one call alone needs
   void ensure_scratch(int64_t batch, bool may_allocate);
   void ensure_lists(int64_t batch, int64_t tokens, int64_t held, bool may_allocate);

@@ -92,6 +92,7 @@ KVP_DEVICE_CODE uint32_t word_of(const BlockParams& p, const uint8_t* codes, int
 }
 
 // grid: (blocks of all heads and rows, tiles of a block).
+template <class Method>
 KVP_KERNEL void tile_kernel(BlockParams p) {
   const int64_t unit = blockIdx.x, tile = blockIdx.y;
   const BlockAt at = block_at(p, unit);
@@ -189,8 +190,8 @@ AffineDevice affine_device() {
                             0, stream, p);
             });
             if (error != 0) return error;
-            return launch(tile_kernel, dim3(units, static_cast<unsigned>(p.token_block / kTile)), kPanelPitch, 0,
-                          stream, p);
+            return launch(tile_kernel<Method>, dim3(units, static_cast<unsigned>(p.token_block / kTile)), kPanelPitch,
+                          0, stream, p);
           },
           [](int device, void* stream, const PackedForm& form, const kvp_qpart* parts, const kvp_tensor& out) {
             const Current current(device);

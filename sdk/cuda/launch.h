@@ -82,6 +82,10 @@ inline int move_bytes(void* stream, void* to, const void* from, size_t bytes) {
   return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream));
 }
 
+inline int clear_bytes(void* stream, void* to, size_t bytes) {
+  return cudaMemsetAsync(to, 0, bytes, static_cast<cudaStream_t>(stream));
+}
+
 // Without the implicit order that the default stream has with others.
 inline int stream_create(void** out) {
   cudaStream_t stream = nullptr;

@@ -95,8 +95,8 @@ bool take_row(const kvp_qattend_args& args, const PackedCall& call, int64_t b, i
     row.kv_end += p.count;
   }
   if (row.kv_end > 0) {
-    // Position 0 is the first packed token; the queries behind it are no padding.
-    if (row.q_position < row.origin + row.kv_end) return false;
+    // Position 0 is the first packed token; the queries from the last one on are no padding.
+    if (row.q_position < row.origin + row.kv_end - 1) return false;
     row.q_position -= row.origin;
   }
   *to = row;

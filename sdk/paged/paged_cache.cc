@@ -188,10 +188,11 @@ void PagedCache::prepare(int32_t index, const Append& a, const kvp_call& call, i
     }
     ensure_list(a.batch, longest, allowed);
     const int64_t bytes = entries * static_cast<int64_t>(sizeof(KvBlock));
-    if (bytes > static_cast<int64_t>(list_.bytes())) {
+    const int64_t on_device = queue_ == nullptr ? 0 : device_list_bytes(a.batch, bytes);
+    if (bytes > static_cast<int64_t>(list_.bytes()) || on_device > static_cast<int64_t>(device_list_.bytes())) {
       if (!allowed) fail(KVP_INVALID_STATE, "a prepared call must not allocate, but ", a.tokens, " tokens need a list");
       long_list_ = host_block(owner_, KVP_PURPOSE_SCRATCH, bytes);
-      if (queue_ != nullptr) long_device_list_ = working_block(KVP_PURPOSE_SCRATCH, device_list_bytes(a.batch, bytes));
+      if (on_device > 0) long_device_list_ = working_block(KVP_PURPOSE_SCRATCH, on_device);
     }
     if (view_bytes > 0) {
       if (!allowed) {

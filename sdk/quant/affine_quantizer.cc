@@ -47,8 +47,12 @@ PackedForm packed_form(const kvp_qcreate& create, const AffineOptions& options, 
 
 std::string affine_refusal(const char* plugin, int32_t device_type, const AffineDevice* device) {
   if (device_type == KVP_DEVICE_CPU || (device_type == KVP_DEVICE_CUDA && device != nullptr)) return "";
+  if (device_type == KVP_DEVICE_CUDA) {
+    return std::string(plugin) + " was built without its CUDA kernels: build kvplug with KVPLUG_WITH_CUDA=ON, or " +
+           "compute on the CPU";
+  }
   return std::string(plugin) + " has no kernels for devices of type " + std::to_string(device_type) +
-         (device != nullptr ? "; it packs on the CPU and with CUDA" : "; it packs on the CPU");
+         "; it packs on the CPU and with CUDA";
 }
 
 AffineQuantizer::AffineQuantizer(const PackedForm& form, const AffineKernels& kernels, int32_t device_type,

@@ -4,7 +4,7 @@
  *
  * Called on the key quantizer with the value quantizer's handle. The packed tokens of a row lie in pages, which the
  * cache takes one by one, shares between rows and never moves: every page has the parts of the quantizer's plan, cut to
- * the page's blocks. All packed tokens are older than every query, so no causal mask is needed. The cache merges the
+ * the page's blocks. No packed token is newer than a query, so no causal mask is needed. The cache merges the
  * result with its other segments by their log-sum-exp. On a device tensors, workspace and what pages hold lie in its
  * memory, and work is queued on the stream of the call.
  */

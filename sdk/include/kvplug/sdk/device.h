@@ -94,8 +94,12 @@ class DeviceQueue {
   // do_(&Device::copy, ...): the member function with this queue's device and stream.
   template <class... Params, class... Args>
   void run(int (Device::*work)(int, void*, Params...) const, Args&&... args) noexcept {
-    const int error = (device_.*work)(id_, stream_, std::forward<Args>(args)...);
-    if (error_ == 0) error_ = error;
+    note((device_.*work)(id_, stream_, std::forward<Args>(args)...));
+  }
+  // A plugin's own kernels: a function of a device and a stream.
+  template <class... Params, class... Args>
+  void run(int (*work)(int, void*, Params...), Args&&... args) noexcept {
+    note(work(id_, stream_, std::forward<Args>(args)...));
   }
   // Throws DEVICE: the instance is lost.
   void check() {
@@ -114,6 +118,10 @@ class DeviceQueue {
   }
 
  private:
+  void note(int error) noexcept {
+    if (error_ == 0) error_ = error;
+  }
+
   const Device& device_;
   const int32_t type_, id_;
   void* stream_;
