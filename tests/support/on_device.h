@@ -1,40 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests of device code need from where they run: the emulator, whose device memory is host memory, or with
-// KVPLUG_TEST_ON_DEVICE a real one, which must reach host memory (pageable access); without either they skip.
+// What tests of device code need from where they run: the emulator, or with KVPLUG_TEST_ON_DEVICE a real device; where
+// there is none they skip, with the reason.
 #pragma once
 
 #include <gtest/gtest.h>
 #include <kvplug/sdk/device.h>
 
 #include <cstddef>
+#include <string>
 
-#if defined(KVPLUG_TEST_ON_DEVICE)
-#include <cuda_runtime.h>
-#else
+#include "reachable.h"
+
+#if !defined(KVPLUG_TEST_ON_DEVICE)
 #include "cuda_emulator.h"
 #endif
 
 namespace kvplug::test {
 
 #if defined(KVPLUG_TEST_ON_DEVICE)
-inline std::string missing_device() {
-  int count = 0;
-  const cudaError_t error = cudaGetDeviceCount(&count);
-  if (error != cudaSuccess) return std::string("no CUDA device: ") + cudaGetErrorString(error);
-  if (count == 0) return "no CUDA device: the driver reports none";
-  int reaches = 0;
-  cudaDeviceGetAttribute(&reaches, cudaDevAttrPageableMemoryAccess, 0);
-  if (reaches == 0) return "the CUDA device cannot read pageable host memory, in which these tests keep their tensors";
-  return "";
-}
-inline void finish_device() {
-  const cudaError_t error = cudaDeviceSynchronize();
-  EXPECT_EQ(error, cudaSuccess) << cudaGetErrorString(error);
-}
 inline void reverse_threads(bool) {}
 #else
 inline std::string missing_device() { return ""; }
-inline void finish_device() {}
 inline void reverse_threads(bool reverse) { sdk::cuda::Emulator::get().reverse = reverse; }
 #endif
 

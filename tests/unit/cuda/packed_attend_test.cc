@@ -9,9 +9,9 @@ namespace {
 
 template <class Cut>
 Answer run(const PackedProblem& p, Cut cut) {
-  const PackedPages pages(p, cut);
+  PackedPages pages(p, cut);
   const auto batch = static_cast<int64_t>(p.rows.size());
-  std::vector<std::byte> q;
+  Reachable<std::byte> q;
   std::vector<int64_t> position;
   for (const PackedRow& row : p.rows) {
     position.push_back(row.q_position);
@@ -21,20 +21,21 @@ Answer run(const PackedProblem& p, Cut cut) {
     }
   }
   Answer a;
-  a.lse.assign(static_cast<size_t>(batch * p.q_heads * p.queries), 123);
-  a.out.assign(a.lse.size() * static_cast<size_t>(p.v.head_dim), 123);
+  Reachable<float> lse_memory(static_cast<size_t>(batch * p.q_heads * p.queries), 123.0f);
+  Reachable<float> out_memory(lse_memory.size() * static_cast<size_t>(p.v.head_dim), 123.0f);
   kvp_tensor tq = tensor_of(q.data(), p.q_dtype, {batch, p.q_heads, p.queries, p.k.head_dim});
-  kvp_tensor out = tensor_of(a.out.data(), kF32, {batch, p.q_heads, p.queries, p.v.head_dim});
-  kvp_tensor lse = tensor_of(a.lse.data(), kF32, {batch, p.q_heads, p.queries});
+  kvp_tensor out = tensor_of(out_memory.data(), kF32, {batch, p.q_heads, p.queries, p.v.head_dim});
+  kvp_tensor lse = tensor_of(lse_memory.data(), kF32, {batch, p.q_heads, p.queries});
   const sdk::PackedDevice& device = *sdk::cuda_packed_device();
   const DeviceMemory work(sdk::packed_attend_workspace(device, p.desc()));
-  kvp_qattend_args args = pages.args(&tq, position.data(), work.data());
-  args.device_pages = args.pages;  // the device reaches host memory
+  const kvp_qattend_args args = pages.device_args(&tq, position.data(), work.data());
   const kvp_call call{sizeof call, KVP_DEVICE_CUDA, 0, nullptr, 0, 0};
   int error = 0;
   a.status = sdk::packed_attend(p.k, p.v, args, device, call, out, lse, &error);
   finish_device();
   EXPECT_EQ(error, 0);
+  a.out.assign(out_memory.begin(), out_memory.end());
+  a.lse.assign(lse_memory.begin(), lse_memory.end());
   return a;
 }
 Answer run(const PackedProblem& p) {
@@ -131,7 +132,7 @@ TEST_F(CudaPackedAttention, ACallThatContradictsItselfWritesNothing) {
   Random random(3);
   PackedProblem p = problem({KVP_ROLE_KEY, 4, KVP_GROUP_HEAD_DIM, 32, 32, kB16},
                             {KVP_ROLE_VALUE, 4, KVP_GROUP_HEAD_DIM, 32, 32, kB16}, 2, 1, 1);
-  add_row(&random, &p, 0, 64, -1);  // the query stands among the packed tokens
+  add_row(&random, &p, 0, 64, -2);  // a packed token is newer than the query
   const Answer got = run(p);
   EXPECT_EQ(got.status, KVP_INVALID_ARGUMENT);
   for (const float x : got.out) ASSERT_EQ(x, 123);

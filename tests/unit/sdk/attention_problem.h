@@ -15,6 +15,8 @@
 #include <random>
 #include <vector>
 
+#include "../../support/reachable.h"
+
 namespace kvplug::test {
 
 inline constexpr kvp_dtype kF32 = {KVP_DTYPE_FLOAT, 32, 1}, kF16 = {KVP_DTYPE_FLOAT, 16, 1},
@@ -203,20 +205,20 @@ inline std::vector<Result> run(const Problem& p, const Presentation& how, const 
     queries = std::max(queries, how.left + r.q_count + how.right), columns = std::max(columns, r.kv_end + 3);
   const bool biased = std::any_of(p.rows.begin(), p.rows.end(), [](const Row& r) { return !r.bias.empty(); });
 
-  std::vector<std::unique_ptr<unsigned char[]>> memory;
+  std::vector<Reachable<unsigned char>> memory;
   const auto take = [&](int64_t elements) {  // NaN all over, at an odd place
     const int64_t shift = static_cast<int64_t>(random() % 5);
-    memory.push_back(std::make_unique<unsigned char[]>(static_cast<size_t>((elements + shift) * size)));
+    memory.emplace_back(static_cast<size_t>((elements + shift) * size));
     unsigned char nan[4];
     encode_element(p.shape.dtype, kNan, nan);
     for (int64_t i = 0; i < elements + shift; ++i) {
-      std::memcpy(memory.back().get() + i * size, nan, static_cast<size_t>(size));
+      std::memcpy(memory.back().data() + i * size, nan, static_cast<size_t>(size));
     }
-    return memory.back().get() + shift * size;
+    return memory.back().data() + shift * size;
   };
 
   unsigned char* q = take(batch * heads * queries * dk);
-  std::vector<float> bias(biased ? static_cast<size_t>(batch * heads * queries * columns) : 0, kNan);
+  Reachable<float> bias(biased ? static_cast<size_t>(batch * heads * queries * columns) : 0, kNan);
   std::vector<std::vector<sdk::KvBlock>> blocks(static_cast<size_t>(batch));
   std::vector<sdk::AttendRow> rows(static_cast<size_t>(batch));
   for (int64_t b = 0; b < batch; ++b) {
@@ -275,9 +277,9 @@ inline std::vector<Result> run(const Problem& p, const Presentation& how, const 
                                     how.left + r.q_count, 2};
   }
 
-  std::vector<unsigned char> out(static_cast<size_t>(batch * heads * queries * dv * 4), 0x55);
-  std::vector<float> lse(static_cast<size_t>(batch * heads * queries), kNan);
-  std::vector<float> sinks = p.sinks;
+  Reachable<unsigned char> out(static_cast<size_t>(batch * heads * queries * dv * 4), 0x55);
+  Reachable<float> lse(static_cast<size_t>(batch * heads * queries), kNan);
+  Reachable<float> sinks(p.sinks.begin(), p.sinks.end());
   kvp_tensor tq = tensor_of(q, p.shape.dtype, {batch, heads, queries, dk});
   kvp_tensor tout = tensor_of(out.data(), p.out_dtype, {batch, heads, queries, dv});
   kvp_tensor tlse = tensor_of(lse.data(), kF32, {batch, heads, queries});

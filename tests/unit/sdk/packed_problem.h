@@ -176,10 +176,10 @@ class PackedPages {
     describe(p.k, widest, k_parts_);
     describe(p.v, widest, v_parts_);
     for (const Piece& piece : cuts_) {
-      auto pointers = std::make_unique<void*[]>(6);
-      store(piece, piece.row->k, k_parts_, pointers.get());
-      store(piece, piece.row->v, v_parts_, pointers.get() + p.k.parts());
-      pages_.push_back({piece.row - p.rows.data(), piece.row->position + piece.token, piece.count, pointers.get()});
+      Reachable<void*> pointers(6);
+      store(piece, piece.row->k, k_parts_, pointers.data());
+      store(piece, piece.row->v, v_parts_, pointers.data() + p.k.parts());
+      pages_.push_back({piece.row - p.rows.data(), piece.row->position + piece.token, piece.count, pointers.data()});
       pointers_.push_back(std::move(pointers));
     }
   }
@@ -191,6 +191,16 @@ class PackedPages {
     a.pages = pages_.data(), a.n_pages = static_cast<int64_t>(pages_.size());
     a.q_position = q_position, a.workspace = workspace;
     a.window = problem_.window, a.chunk = problem_.chunk, a.scale = problem_.scale, a.softcap = problem_.softcap;
+    return a;
+  }
+  // For a device: its pages and parts lie in memory of their own, and what the host's name as parts is nowhere.
+  kvp_qattend_args device_args(const kvp_tensor* q, const int64_t* q_position, void* workspace) {
+    device_pages_.assign(pages_.begin(), pages_.end());
+    host_pages_ = pages_;
+    for (kvp_qpage& page : host_pages_) page.parts = nowhere_.data();
+    kvp_qattend_args a = args(q, q_position, workspace);
+    a.pages = host_pages_.data();
+    a.device_pages = device_pages_.data();
     return a;
   }
 
@@ -234,9 +244,11 @@ class PackedPages {
   const PackedProblem& problem_;
   std::vector<Piece> cuts_;
   kvp_qpart k_parts_[3], v_parts_[3];
-  std::vector<std::vector<std::byte>> memory_;
-  std::vector<std::unique_ptr<void*[]>> pointers_;
-  std::vector<kvp_qpage> pages_;
+  std::vector<Reachable<std::byte>> memory_;
+  std::vector<Reachable<void*>> pointers_;
+  std::vector<kvp_qpage> pages_, host_pages_;
+  Reachable<kvp_qpage> device_pages_;
+  std::vector<void*> nowhere_ = std::vector<void*>(6, reinterpret_cast<void*>(uintptr_t{0x40}));
 };
 
 }  // namespace kvplug::test
