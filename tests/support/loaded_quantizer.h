@@ -30,7 +30,7 @@ inline kvp_option option(const char* key, const char* value) {
 // Parts as planned, with their memory.
 struct Packed {
   kvp_qplan plan{};
-  std::vector<std::vector<std::byte>> memory;
+  std::vector<Reachable<std::byte>> memory;
   std::vector<kvp_qpart> parts;
 
   explicit Packed(const kvp_qplan& p) : plan(p) {
@@ -95,15 +95,19 @@ class LoadedQuantizer {
     return packed;
   }
   int32_t quantize(const kvp_tensor& in, uint32_t flags, const Packed& packed) {
-    std::vector<std::byte> memory(packed.plan.workspace_bytes + 64);
+    Reachable<std::byte> memory(packed.plan.workspace_bytes + 64);
     void* work = memory.data();
     size_t room = memory.size();
     work = std::align(64, packed.plan.workspace_bytes, work, room);
-    return iface_->quantize(self_, &call_, &in, flags, packed.parts.data(), packed.plan.n_parts,
-                            packed.plan.workspace_bytes == 0 ? nullptr : work, error());
+    const int32_t status = iface_->quantize(self_, &call_, &in, flags, packed.parts.data(), packed.plan.n_parts,
+                                            packed.plan.workspace_bytes == 0 ? nullptr : work, error());
+    if (call_.device_type != KVP_DEVICE_CPU) finish_device();
+    return status;
   }
   int32_t dequantize(const Packed& packed, kvp_tensor* out) {
-    return iface_->dequantize(self_, &call_, packed.parts.data(), packed.plan.n_parts, out, error());
+    const int32_t status = iface_->dequantize(self_, &call_, packed.parts.data(), packed.plan.n_parts, out, error());
+    if (call_.device_type != KVP_DEVICE_CPU) finish_device();
+    return status;
   }
   double error_bound() {
     double out = 0;

@@ -7,7 +7,6 @@
 #include <kvplug/sdk/device.h>
 
 #include <cstddef>
-#include <string>
 
 #include "reachable.h"
 
@@ -20,7 +19,6 @@ namespace kvplug::test {
 #if defined(KVPLUG_TEST_ON_DEVICE)
 inline void reverse_threads(bool) {}
 #else
-inline std::string missing_device() { return ""; }
 inline void reverse_threads(bool reverse) { sdk::cuda::Emulator::get().reverse = reverse; }
 #endif
 

@@ -4,6 +4,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <string>
 #include <vector>
 
 #if defined(KVPLUG_TEST_ON_DEVICE)
@@ -11,7 +14,6 @@
 #include <gtest/gtest.h>
 
 #include <new>
-#include <string>
 #endif
 
 namespace kvplug::test {
@@ -33,6 +35,16 @@ inline void finish_device() {
   const cudaError_t error = cudaDeviceSynchronize();
   EXPECT_EQ(error, cudaSuccess) << cudaGetErrorString(error);
 }
+inline void fetch_device(void* to, const void* from, size_t bytes) {
+  EXPECT_EQ(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), cudaSuccess);
+}
+// Memory of the device alone, every byte 0xff.
+inline void* take_device(size_t bytes, size_t) {
+  void* data = nullptr;
+  if (cudaMalloc(&data, bytes) != cudaSuccess || cudaMemset(data, 0xff, bytes) != cudaSuccess) throw std::bad_alloc();
+  return data;
+}
+inline void give_device(void* data) { cudaFree(data); }
 
 // Without a device, as where tests are only about to be skipped, what malloc gives.
 template <class T>
@@ -66,7 +78,16 @@ struct ReachableAllocator {
 template <class T>
 using Reachable = std::vector<T, ReachableAllocator<T>>;
 #else
+inline std::string missing_device() { return ""; }
 inline void finish_device() {}
+inline void fetch_device(void* to, const void* from, size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+inline void* take_device(size_t bytes, size_t align) {
+  void* const data = std::aligned_alloc(align, (bytes + align - 1) / align * align);
+  return std::memset(data, 0xff, bytes);
+}
+inline void give_device(void* data) { std::free(data); }
 template <class T>
 using Reachable = std::vector<T>;
 #endif

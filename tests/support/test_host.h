@@ -16,6 +16,8 @@
 #include <thread>
 #include <vector>
 
+#include "reachable.h"
+
 namespace kvplug::test {
 
 class TestHost {
@@ -96,8 +98,9 @@ class TestHost {
       return KVP_OK;
     }
     const uint64_t align = mem.align == 0 ? 64 : mem.align;
-    void* ptr = std::aligned_alloc(align, (mem.bytes + align - 1) / align * align);
-    std::memset(ptr, 0xff, mem.bytes);
+    void* const ptr = mem.tier == KVP_TIER_DEVICE ? take_device(mem.bytes, align)
+                                                  : std::aligned_alloc(align, (mem.bytes + align - 1) / align * align);
+    if (mem.tier != KVP_TIER_DEVICE) std::memset(ptr, 0xff, mem.bytes);
     blocks_[ptr] = mem;
     held_ += mem.bytes;
     peak_ = std::max(peak_.load(), held_);
@@ -115,7 +118,11 @@ class TestHost {
     }
     held_ -= mem.bytes;
     blocks_.erase(at);
-    std::free(ptr);
+    if (mem.tier == KVP_TIER_DEVICE) {
+      give_device(ptr);
+    } else {
+      std::free(ptr);
+    }
   }
 
   int32_t run(int64_t n, int64_t grain, kvp_parallel_fn fn, void* arg) {

@@ -12,6 +12,8 @@
 #include <random>
 #include <vector>
 
+#include "reachable.h"
+
 // Where the tensors of a test are said to be: another device is one whose memory the host can reach.
 #if !defined(KVPLUG_TEST_DEVICE)
 #define KVPLUG_TEST_DEVICE KVP_DEVICE_CPU
@@ -57,7 +59,7 @@ inline void store(void* at, kvp_dtype dtype, float f) {
 
 // A tensor with its memory.
 struct Values {
-  std::shared_ptr<std::vector<std::byte>> memory;
+  std::shared_ptr<Reachable<std::byte>> memory;
   kvp_tensor t{};
 
   kvp_dtype dtype() const { return {t.dtype_code, t.dtype_bits, t.dtype_lanes}; }
@@ -91,7 +93,7 @@ inline Values make(kvp_dtype dtype, std::initializer_list<int64_t> shape) {
   Values v;
   int64_t n = 1;
   for (int64_t size : shape) n *= size;
-  v.memory = std::make_shared<std::vector<std::byte>>(static_cast<size_t>(n * dtype.bits / 8));
+  v.memory = std::make_shared<Reachable<std::byte>>(static_cast<size_t>(n * dtype.bits / 8));
   v.t = tensor_of(n == 0 ? nullptr : v.memory->data(), dtype, shape);
   return v;
 }

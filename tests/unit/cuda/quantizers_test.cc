@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The quantizer plugins on a device, which is the emulator: the bytes of the CPU, packed and unpacked; a block that
-// moves from one to the other means the same there.
+// The quantizer plugins on a device: the bytes of the CPU, packed and unpacked; a block that moves from one to the
+// other means the same there. On the emulator here, on a device where tests/cuda is built.
 #include "quantizer_kinds.h"
 
 namespace kvplug::test {
@@ -12,6 +12,13 @@ kvp_tensor on(int32_t device_type, kvp_tensor t) {
   t.device_type = device_type;
   return t;
 }
+
+class CudaQuantizers : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string why = missing_device(); !why.empty()) GTEST_SKIP() << why;
+  }
+};
 
 // Scales that tokens share are the CPU's affair.
 bool shares(const Kind& kind) { return kind.plugin == "fp8" && kind.granularity != "token_head"; }
@@ -56,7 +63,7 @@ void check(const Kind& kind, kvp_dtype dtype, int32_t role, const Values& in) {
   }
 }
 
-TEST(CudaQuantizers, PackAndUnpackWithTheBitsOfTheCpu) {
+TEST_F(CudaQuantizers, PackAndUnpackWithTheBitsOfTheCpu) {
   Random random(1);
   for (const Kind& kind : kinds()) {
     if (shares(kind)) continue;
@@ -69,7 +76,7 @@ TEST(CudaQuantizers, PackAndUnpackWithTheBitsOfTheCpu) {
 }
 
 // Constant groups, zeros, NaN, infinities, the largest and the smallest numbers, and strides of a fused projection.
-TEST(CudaQuantizers, PackWhatIsDegenerateLikeTheCpu) {
+TEST_F(CudaQuantizers, PackWhatIsDegenerateLikeTheCpu) {
   Random random(2);
   const float odd[] = {0, -0.0f, 1, NAN, INFINITY, -INFINITY, 60000, -60000, 1e-7f, 3e38f, -3e38f, 1e-40f};
   for (const Kind& kind : kinds({16, 64})) {
@@ -98,7 +105,7 @@ TEST(CudaQuantizers, PackWhatIsDegenerateLikeTheCpu) {
   }
 }
 
-TEST(CudaQuantizers, WhatIsNotServedIsRefusedInWords) {
+TEST_F(CudaQuantizers, WhatIsNotServedIsRefusedInWords) {
   const auto refusal = [](const LoadedQuantizer::Options& options, int32_t device_type, const char* plugin = "hqq") {
     try {
       LoadedQuantizer made(plugin, options, kF32, kDim, KVP_ROLE_KEY, nullptr, device_type);
@@ -113,10 +120,12 @@ TEST(CudaQuantizers, WhatIsNotServedIsRefusedInWords) {
                 ": hqq has no kernels for devices of type 8; it packs on the CPU and with CUDA");
   EXPECT_EQ(refusal({option("hf_compat", "strict")}, KVP_DEVICE_CUDA),
             std::to_string(KVP_UNSUPPORTED) + ": hf_compat = \"strict\" computes on the CPU");
-  EXPECT_EQ(
-      refusal({option("scale_granularity", "head")}, KVP_DEVICE_CUDA, "fp8"),
-      std::to_string(KVP_UNSUPPORTED) +
-          ": scales that tokens share are packed on the CPU; scale_granularity = \"token_head\" is on devices too");
+  for (const char* granularity : {"head", "tensor"}) {
+    EXPECT_EQ(
+        refusal({option("scale_granularity", granularity)}, KVP_DEVICE_CUDA, "fp8"),
+        std::to_string(KVP_UNSUPPORTED) +
+            ": scales that tokens share are packed on the CPU; scale_granularity = \"token_head\" is on devices too");
+  }
 }
 
 }  // namespace
