@@ -3,6 +3,7 @@
 //   cache_bench static    a decode step of dynamic, static and a concatenating cache at several lengths
 //   cache_bench offload   how much of the transfer offloading hides: a tier that sleeps, and a real file (in $TMPDIR)
 //   cache_bench sliding   what a window-512 layer holds after 4,096 tokens
+//   cache_bench append    what packing adds to an appended token, against one attention step
 // One layer: 32 query heads, 8 K/V heads, head_dim 128, bfloat16; 8 layers, so that K/V come from memory and not from a
 // cache of the CPU. The sides of a comparison alternate, the minimum of each counts.
 #include <dlfcn.h>
@@ -66,14 +67,47 @@ const kvp_host* host() {
   return &table;
 }
 
-const kvp_cache_iface* load(const char* file) {
+const kvp_plugin* load_plugin(const char* file) {
   void* library = dlopen((std::string(KVPLUG_BENCH_PLUGINS "/") + file).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) stop(dlerror());
   const auto entry = reinterpret_cast<kvp_plugin_entry_fn>(dlsym(library, KVP_PLUGIN_ENTRY_NAME));
   const kvp_plugin* plugin = nullptr;
   check(entry(host(), &plugin, error()), file);
-  return static_cast<const kvp_cache_iface*>(plugin->descriptor(0)->iface);
+  return plugin;
 }
+const kvp_cache_iface* load(const char* file) {
+  return static_cast<const kvp_cache_iface*>(load_plugin(file)->descriptor(0)->iface);
+}
+
+// Key and value quantizer of one plugin, with nbits unless that is 0.
+struct Quantizers {
+  kvp_qhandle key{}, value{};
+  Quantizers(const char* name, int64_t nbits) {
+    const kvp_plugin* plugin = load_plugin((std::string(name) + ".so").c_str());
+    const auto* iface = static_cast<const kvp_quantizer_iface*>(plugin->descriptor(0)->iface);
+    kvp_option option{};
+    option.key = "nbits";
+    option.type = KVP_OPTION_INTEGER;
+    option.integer = nbits;
+    for (kvp_qhandle* to : {&key, &value}) {
+      kvp_qcreate create{};
+      create.struct_size = sizeof create;
+      create.role = to == &key ? KVP_ROLE_KEY : KVP_ROLE_VALUE;
+      create.head_dim = kDim;
+      create.options = &option;
+      create.n_options = nbits == 0 ? 0 : 1;
+      create.dtype = kBf16;
+      create.device_type = KVP_DEVICE_CPU;
+      *to = {sizeof *to, iface, nullptr, name};
+      check(iface->create(&create, &to->self, error()), name);
+    }
+  }
+  Quantizers(const Quantizers&) = delete;
+  Quantizers& operator=(const Quantizers&) = delete;
+  ~Quantizers() {
+    for (const kvp_qhandle& each : {key, value}) each.iface->destroy(each.self);
+  }
+};
 
 // The data of one call: [1, heads, tokens, dim] inside a row-major buffer that all calls share.
 struct Inputs {
@@ -102,7 +136,7 @@ struct Inputs {
 class Cache {
  public:
   Cache(const kvp_cache_iface* iface, int64_t capacity, int32_t kind = KVP_LAYER_FULL, int64_t window = 0,
-        const char* disk_path = nullptr)
+        const char* disk_path = nullptr, const Quantizers* quantizers = nullptr)
       : iface_(iface), attend_(static_cast<const kvp_attend_ext*>(iface->get_extension(KVP_EXT_ATTEND))) {
     std::vector<kvp_layer> layers(kLayers);
     for (kvp_layer& layer : layers) {
@@ -128,6 +162,7 @@ class Cache {
     create.dtype = kBf16;
     create.options = &option;
     create.n_options = disk_path == nullptr ? 0 : 1;
+    if (quantizers != nullptr) create.quantizer_key = &quantizers->key, create.quantizer_value = &quantizers->value;
     check(iface_->create(&create, &self_, error()), "create");
     check(iface_->reserve(self_, &call_, 1, capacity, error()), "reserve");
   }
@@ -149,9 +184,12 @@ class Cache {
       check(attend_->attend(self_, &call_, &args, &out, nullptr, error()), "attend");
     }
   }
-  // Fills to `tokens` without attending.
+  // Appends without attending.
   void fill(int64_t tokens) {
     Inputs in(tokens);
+    append(in, tokens);
+  }
+  void append(Inputs& in, int64_t tokens) {
     kvp_tensor k = Inputs::tensor(in.k, kKvHeads, tokens), v = Inputs::tensor(in.v, kKvHeads, tokens);
     kvp_update_args args{};
     args.struct_size = sizeof args;
@@ -356,6 +394,44 @@ void bench_sliding() {
               held / static_cast<double>(kTokenBytes * kLayers), time * 1e3);
 }
 
+void bench_append() {
+  constexpr int64_t kTokens = 8192, kRound = 64;  // whole blocks, so that every round packs as many
+  constexpr int kRounds = 16;
+  const kvp_cache_iface *dynamic = load("dynamic.so"), *quantized = load("quantized.so");
+  const struct {
+    const char* name;
+    int64_t nbits;
+  } kinds[] = {{"quanto", 8}, {"quanto", 4}, {"hqq", 8}, {"hqq", 4}, {"fp8", 0}};
+  Inputs in(1);
+  for (const auto& kind : kinds) {
+    const Quantizers quantizers(kind.name, kind.nbits);
+    Cache plain(dynamic, kTokens), packed(quantized, kTokens, KVP_LAYER_FULL, 0, nullptr, &quantizers);
+    const auto round = [&](Cache& cache) {
+      return least(
+          [&] {
+            for (int64_t i = 0; i < kRound; ++i) cache.append(in, 1);
+          },
+          1);
+    };
+    double t_plain = 1e9, t_packed = 1e9;
+    plain.fill(1024), packed.fill(1024);
+    const uint64_t before = packed.counter("packed_tokens");
+    for (int i = 0; i < kRounds; ++i) {
+      t_plain = std::min(t_plain, round(plain));
+      t_packed = std::min(t_packed, round(packed));
+    }
+    if (packed.counter("packed_tokens") - before != kRounds * kRound * kLayers) stop("not every token was packed");
+    packed.fill(kTokens - 1024 - kRounds * kRound);
+    const double step = least([&] { packed.step(in, 1); }, 8);
+    const double us = 1e6 / kLayers, append = (t_packed - t_plain) / kRound;
+    std::printf(
+        "{\"bench\":\"append\",\"quantizer\":\"%s\",\"nbits\":%lld,\"dynamic_us\":%.2f,\"quantized_us\":%.2f,"
+        "\"step_us\":%.0f,\"packing_of_step\":%.4f}\n",
+        kind.name, static_cast<long long>(kind.nbits), t_plain / kRound * us, t_packed / kRound * us, step * us,
+        append / step);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -366,8 +442,10 @@ int main(int argc, char** argv) {
     bench_offload();
   } else if (what == "sliding") {
     bench_sliding();
+  } else if (what == "append") {
+    bench_append();
   } else {
-    stop("give one of: static, offload, sliding");
+    stop("give one of: static, offload, sliding, append");
   }
   return 0;
 }

@@ -42,6 +42,10 @@ class Pool {
  private:
   static int32_t workers(void* self) { return static_cast<Pool*>(self)->count_; }
   static int32_t parallel_for(void* self, int64_t n, int64_t, kvp_parallel_fn fn, void* arg) {
+    if (worker_ >= 0) {  // a nested call keeps its thread's number
+      fn(arg, 0, n, worker_);
+      return KVP_OK;
+    }
     Pool& p = *static_cast<Pool*>(self);
     p.n_ = n, p.fn_ = fn, p.arg_ = arg;
     p.left_ = p.count_ - 1;
@@ -52,7 +56,9 @@ class Pool {
   }
   void share(int32_t w) {
     const int64_t begin = n_ * w / count_, end = n_ * (w + 1) / count_;
+    worker_ = w;
     if (begin < end) fn_(arg_, begin, end, w);
+    worker_ = -1;
   }
   void serve(int32_t w) {
     for (int seen = 0;; ++seen) {
@@ -62,6 +68,8 @@ class Pool {
       --left_;
     }
   }
+
+  static inline thread_local int32_t worker_ = -1;  // while it works
 
   int32_t count_;
   kvp_host_parallel table_;

@@ -12,11 +12,13 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <kvplug/sdk/attention.h>
 
 #include "pool.h"
+#include "torch_attention.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -71,6 +73,7 @@ struct Case {
   virtual double worst() const = 0;  // of some outputs, from a plain computation, relative to the values' size
   std::string name;
   size_t bytes = 0, layers = 1;  // of a layer; laid out
+  bool own_threads = false;      // ours must not spin meanwhile
 };
 
 // Worst difference over two heads and queries; value(is_v, head, token, d).
@@ -159,8 +162,9 @@ struct Plain : Common {
     call.q = &tq, call.out = &tout, call.rows = &row, call.scale = scale();
     return sdk::attend(shape, call, parallel, scratch.data, scratch_bytes) == KVP_OK;
   }
-  double worst() const override {
-    return worst_of(s, reinterpret_cast<const float*>(q.data), reinterpret_cast<const float*>(out.data),
+  double worst() const override { return worst_in(out); }
+  double worst_in(const Buffer& answer) const {
+    return worst_of(s, reinterpret_cast<const float*>(q.data), reinterpret_cast<const float*>(answer.data),
                     [&](bool v, int64_t h, int64_t t, int64_t d) {
                       const uint64_t i = static_cast<uint64_t>((h * s.context + t) * s.dim + d);
                       return static_cast<double>(value_at(v ? bytes / 4 + i : i));
@@ -316,14 +320,19 @@ double median(std::vector<double> x) {
 }
 
 bool measure(const char* what, const Shape& s, const std::vector<Case*>& cases, int samples, int32_t workers) {
-  Pool pool(workers);
+  auto pool = std::make_unique<Pool>(workers);
   std::vector<std::vector<double>> times(cases.size());
   for (int i = -2; i < samples; ++i) {
     for (size_t c = 0; c < cases.size(); ++c) {
       const size_t layer = static_cast<size_t>(i + 2) % cases[c]->layers;
+      if (cases[c]->own_threads) pool.reset();
       const double t = seconds();
-      if (!cases[c]->attend(layer, pool.table())) return false;
+      if (!cases[c]->attend(layer, pool != nullptr ? pool->table() : nullptr)) return false;
       if (i >= 0) times[c].push_back(seconds() - t);
+      if (pool != nullptr) continue;
+      std::this_thread::sleep_for(
+          std::chrono::milliseconds(5));  // until the other threads have stopped to wait for work
+      pool = std::make_unique<Pool>(workers);
     }
   }
   bool right = true;
@@ -345,6 +354,25 @@ bool measure(const char* what, const Shape& s, const std::vector<Case*>& cases, 
   return right;
 }
 
+#if defined(KVPLUG_BENCH_TORCH)
+// LibTorch over K and V of another case.
+struct Torch : Common {
+  Plain* from;
+  int32_t threads;
+  Torch(Plain* plain, int32_t workers) : Common(plain->s), from(plain), threads(workers) {
+    name = "LibTorch bf16", bytes = plain->bytes, layers = plain->layers, own_threads = true;
+  }
+  bool attend(size_t layer, const kvp_host_parallel*) override {
+    // Not the layer that was just read.
+    unsigned char* k = from->kv.data + (layer + layers / 2) % layers * bytes;
+    kvplug::bench::torch_attention(from->q16.data, k, k + bytes / 2, s.q_heads, s.kv_heads, s.context, s.dim, threads,
+                                   reinterpret_cast<float*>(out.data));
+    return true;
+  }
+  double worst() const override { return from->worst_in(out); }
+};
+#endif
+
 // All cases of a shape over `walk` bytes each; the first is what the others are compared with.
 bool compare(const char* what, const Shape& s, size_t walk, int samples, int32_t workers, std::vector<int32_t> bits) {
   const auto layers = [&](double bits_per_element) {
@@ -354,8 +382,14 @@ bool compare(const char* what, const Shape& s, size_t walk, int samples, int32_t
   std::vector<std::unique_ptr<Case>> cases;
   auto bf16 = std::make_unique<Plain>(s, kB16, layers(16), workers);
   auto read = std::make_unique<Read>(*bf16, &bf16->kv);
+#if defined(KVPLUG_BENCH_TORCH)
+  auto torch = std::make_unique<Torch>(bf16.get(), workers);
+#endif
   cases.push_back(std::move(bf16));
   if (s.queries == 1) {
+#if defined(KVPLUG_BENCH_TORCH)
+    cases.push_back(std::move(torch));
+#endif
     cases.push_back(std::move(read));
     cases.push_back(std::make_unique<Plain>(s, kF16, layers(16), workers));
   }
