@@ -11,6 +11,7 @@
 #include <limits>
 #include <vector>
 
+#include "guarded_memory.h"
 #include "values.h"
 
 namespace kvplug::test {
@@ -55,6 +56,7 @@ struct ExactQuantizer {
   }
   static int32_t quantize(kvp_quantizer* self, const kvp_call*, const kvp_tensor* in, uint32_t, const kvp_qpart* parts,
                           uint32_t n_parts, void*, kvp_error* err) {
+    const GuardedMemory::Open device_side;
     const ExactQuantizer& q = of(self);
     if (q.fails) {
       if (err != nullptr && err->cap > 0) std::strncpy(err->buf, "the test said no", err->cap - 1);
@@ -76,6 +78,7 @@ struct ExactQuantizer {
   }
   static int32_t dequantize(kvp_quantizer* self, const kvp_call*, const kvp_qpart* parts, uint32_t, kvp_tensor* out,
                             kvp_error*) {
+    const GuardedMemory::Open device_side;
     const ExactQuantizer& q = of(self);
     const Values to{nullptr, *out};
     const int64_t dim = out->shape[3];
@@ -98,6 +101,7 @@ struct ExactQuantizer {
   }
   static int32_t attend(kvp_quantizer* self, const kvp_qhandle* v, const kvp_call*, const kvp_qattend_args* args,
                         kvp_tensor* out, kvp_tensor* lse, kvp_error*) {
+    const GuardedMemory::Open device_side;
     const ExactQuantizer &kq = of(self), &vq = of(v->self);
     const Values q{nullptr, *args->q}, to{nullptr, *out}, to_lse{nullptr, *lse};
     const int64_t kv_heads = args->k_parts[0].t.shape[1], dim = q.t.shape[3], value_dim = out->shape[3];

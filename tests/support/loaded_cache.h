@@ -112,26 +112,37 @@ class LoadedCache {
     return update(args, out_k, out_v);
   }
   int32_t update(const kvp_update_args& args, kvp_tensor* out_k, kvp_tensor* out_v) {
+    const GuardedMemory::Closed closed;
     return iface_->update(self_, &call_, &args, out_k, out_v, error());
   }
   int32_t gather(const std::vector<int64_t>& src_rows, uint32_t flags = 0) {
     const kvp_call call = with(flags);
+    const GuardedMemory::Closed closed;
     return iface_->gather(self_, &call, src_rows.data(), static_cast<int64_t>(src_rows.size()), error());
   }
   int32_t crop(const std::vector<int64_t>& n_remove, uint32_t flags = 0) {
     const kvp_call call = with(flags);
+    const GuardedMemory::Closed closed;
     return iface_->crop(self_, &call, n_remove.data(), static_cast<int64_t>(n_remove.size()), error());
   }
   int32_t set_rollback(int64_t n, uint32_t flags = 0) {
     const kvp_call call = with(flags);
+    const GuardedMemory::Closed closed;
     return iface_->set_rollback(self_, &call, n, error());
   }
-  int32_t reset() { return iface_->reset(self_, &call_, error()); }
+  int32_t reset() {
+    const GuardedMemory::Closed closed;
+    return iface_->reset(self_, &call_, error());
+  }
   int32_t reserve(int64_t batch, int64_t tokens, uint32_t flags = 0) {
     const kvp_call call = with(flags);
+    const GuardedMemory::Closed closed;
     return iface_->reserve(self_, &call, batch, tokens, error());
   }
-  int32_t clone(uint64_t owner, kvp_cache** out) { return iface_->clone(self_, &call_, owner, out, error()); }
+  int32_t clone(uint64_t owner, kvp_cache** out) {
+    const GuardedMemory::Closed closed;
+    return iface_->clone(self_, &call_, owner, out, error());
+  }
   LoadedCache cloned(uint64_t owner) {
     kvp_cache* copy = nullptr;
     EXPECT_EQ(clone(owner, &copy), KVP_OK) << text();
@@ -155,6 +166,7 @@ class LoadedCache {
   }
   int32_t attend_probe(const kvp_attend_desc& desc) { return attend_ext()->probe(self_, &desc, error()); }
   int32_t attend(const kvp_attend_args& args, kvp_tensor* out, kvp_tensor* lse) {
+    const GuardedMemory::Closed closed;
     return attend_ext()->attend(self_, &call_, &args, out, lse, error());
   }
 

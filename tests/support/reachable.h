@@ -4,10 +4,11 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
+
+#include "guarded_memory.h"
 
 #if defined(KVPLUG_TEST_ON_DEVICE)
 #include <cuda_runtime.h>
@@ -39,12 +40,12 @@ inline void fetch_device(void* to, const void* from, size_t bytes) {
   EXPECT_EQ(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), cudaSuccess);
 }
 // Memory of the device alone, every byte 0xff.
-inline void* take_device(size_t bytes, size_t) {
+inline void* take_device(size_t bytes) {
   void* data = nullptr;
   if (cudaMalloc(&data, bytes) != cudaSuccess || cudaMemset(data, 0xff, bytes) != cudaSuccess) throw std::bad_alloc();
   return data;
 }
-inline void give_device(void* data) { cudaFree(data); }
+inline void give_device(void* data, size_t) { cudaFree(data); }
 
 // Without a device, as where tests are only about to be skipped, what malloc gives.
 template <class T>
@@ -81,13 +82,11 @@ using Reachable = std::vector<T, ReachableAllocator<T>>;
 inline std::string missing_device() { return ""; }
 inline void finish_device() {}
 inline void fetch_device(void* to, const void* from, size_t bytes) {
+  const GuardedMemory::Open device_side;
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
-inline void* take_device(size_t bytes, size_t align) {
-  void* const data = std::aligned_alloc(align, (bytes + align - 1) / align * align);
-  return std::memset(data, 0xff, bytes);
-}
-inline void give_device(void* data) { std::free(data); }
+inline void* take_device(size_t bytes) { return GuardedMemory::get().take(bytes); }
+inline void give_device(void* data, size_t bytes) { GuardedMemory::get().give(data, bytes); }
 template <class T>
 using Reachable = std::vector<T>;
 #endif

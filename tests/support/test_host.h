@@ -70,6 +70,9 @@ class TestHost {
     };
     table_.mem_free = [](void* ctx, const kvp_mem* mem, void* ptr) { static_cast<TestHost*>(ctx)->give(*mem, ptr); };
     table_.get_extension = [](void* ctx, const char* id) -> const void* {
+      // What the emulator in a plugin opens device memory with.
+      static bool (*const open)(bool) = [](bool is) { return GuardedMemory::get().set(is); };
+      if (std::string_view(id) == "kvp.test-device-memory") return &open;
       return std::string_view(id) == KVP_EXT_HOST_PARALLEL ? &static_cast<TestHost*>(ctx)->parallel_ : nullptr;
     };
     parallel_.struct_size = sizeof parallel_;
@@ -98,7 +101,7 @@ class TestHost {
       return KVP_OK;
     }
     const uint64_t align = mem.align == 0 ? 64 : mem.align;
-    void* const ptr = mem.tier == KVP_TIER_DEVICE ? take_device(mem.bytes, align)
+    void* const ptr = mem.tier == KVP_TIER_DEVICE ? take_device(mem.bytes)
                                                   : std::aligned_alloc(align, (mem.bytes + align - 1) / align * align);
     if (mem.tier != KVP_TIER_DEVICE) std::memset(ptr, 0xff, mem.bytes);
     blocks_[ptr] = mem;
@@ -119,7 +122,7 @@ class TestHost {
     held_ -= mem.bytes;
     blocks_.erase(at);
     if (mem.tier == KVP_TIER_DEVICE) {
-      give_device(ptr);
+      give_device(ptr, mem.bytes);
     } else {
       std::free(ptr);
     }

@@ -73,10 +73,12 @@ class Cache {
     if (step.logits.memory != nullptr) args.sinks = &logits;
     args.scale = 0.2f;
     args.softcap = step.softcap;
+    const GuardedMemory::Closed closed;
     check(ext->attend(self_, &call_, &args, &to, lse == nullptr ? nullptr : &to_lse, &err_), "attend");
     finish_device();
   }
   void crop(const std::vector<int64_t>& n) {
+    const GuardedMemory::Closed closed;
     check(iface_->crop(self_, &call_, n.data(), static_cast<int64_t>(n.size()), &err_), "crop");
   }
   int64_t columns(int64_t queries) {
@@ -89,6 +91,7 @@ class Cache {
     kvp_update_args args{};
     args.struct_size = sizeof args;
     kvp_tensor k{}, v{};
+    const GuardedMemory::Closed closed;
     check(iface_->update(self_, &call_, &args, &k, &v, &err_), "update");
     finish_device();
     EXPECT_EQ(k.device_type, call_.device_type);
