@@ -106,6 +106,10 @@ struct ExactQuantizer {
     const Values q{nullptr, *args->q}, to{nullptr, *out}, to_lse{nullptr, *lse};
     const int64_t kv_heads = args->k_parts[0].t.shape[1], dim = q.t.shape[3], value_dim = out->shape[3];
     const int64_t group = q.t.shape[1] / kv_heads;
+    for (int64_t i = 0; i < args->n_pages; ++i) {
+      const kvp_qpage& page = args->pages[i];
+      if (page.position + page.count - 1 > args->q_position[page.row]) return KVP_INVALID_ARGUMENT;  // newer than it
+    }
     for (int64_t b = 0; b < q.t.shape[0]; ++b) {
       for (int64_t h = 0; h < q.t.shape[1]; ++h) {
         for (int64_t i = 0; i < q.t.shape[2]; ++i) {

@@ -26,8 +26,10 @@ struct Kind {
 
 constexpr Kind kQuantized{"quantized", "quantized.so", false, false, true};
 constexpr Kind kKinds[] = {
-    {"dynamic", "dynamic.so", false, false},    {"static", "static.so", true, false},
-    {"offloaded", "offloaded.so", false, true}, {"offloaded_static", "offloaded.so", true, true},
+    {"dynamic", "dynamic.so", false, false},
+    {"static", "static.so", true, false},
+    {"offloaded", "offloaded.so", false, true},
+    {"offloaded_static", "offloaded.so", true, true},
     kQuantized,
 };
 
