@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Device memory of the emulator, which code of the host must not touch as if it were its own: while a plugin is called
 // (Closed) it is out of reach but for kernels, uploads and copies (Open), and whoever mistakes it for host memory dies.
+// So does who wrote behind its end, when it is given back.
 #pragma once
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <bit>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
@@ -20,7 +23,8 @@ class GuardedMemory {
   }
   // Aligned to 256 bytes, every byte 0xff.
   void* take(size_t bytes) {
-    std::vector<char*>& spare = spare_[kind(bytes)];
+    const size_t fenced = bytes + kFence;
+    std::vector<char*>& spare = spare_[kind(fenced)];
     if (base_ == nullptr) {
       void* const all =
           mmap(nullptr, kRoom, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -30,18 +34,27 @@ class GuardedMemory {
     }
     char* at = next_;
     if (spare.empty()) {
-      next_ += size_t{1} << kind(bytes);
+      next_ += size_t{1} << kind(fenced);
       if (next_ > base_ + kRoom) std::abort();
     } else {
       at = spare.back();
       spare.pop_back();
     }
     const bool before = set(true);
-    std::memset(at, 0xff, bytes);
+    std::memset(at, 0xff, fenced);
     set(before);
     return at;
   }
-  void give(void* data, size_t bytes) { spare_[kind(bytes)].push_back(static_cast<char*>(data)); }
+  void give(void* data, size_t bytes) {
+    const bool before = set(true);
+    const char* const fence = static_cast<char*>(data) + bytes;
+    if (std::any_of(fence, fence + kFence, [](char c) { return c != '\xff'; })) {
+      std::fprintf(stderr, "device memory was written behind the end of %zu bytes\n", bytes);
+      std::abort();
+    }
+    set(before);
+    spare_[kind(bytes + kFence)].push_back(static_cast<char*>(data));
+  }
   // Returns what it was.
   bool set(bool open) {
     const bool before = open_;
@@ -64,7 +77,7 @@ class GuardedMemory {
   using Closed = As<false>;
 
  private:
-  static constexpr size_t kRoom = size_t{1} << 32;
+  static constexpr size_t kRoom = size_t{1} << 32, kFence = 512;
   static size_t kind(size_t bytes) { return static_cast<size_t>(std::bit_width((bytes - 1) | 255)); }
 
   char *base_ = nullptr, *next_ = nullptr;

@@ -81,6 +81,17 @@ class Cache {
     const GuardedMemory::Closed closed;
     check(iface_->crop(self_, &call_, n.data(), static_cast<int64_t>(n.size()), &err_), "crop");
   }
+  void append(const Values& k, const Values& v) {
+    const kvp_tensor k_here = here(k), v_here = here(v);
+    kvp_update_args args{};
+    args.struct_size = sizeof args;
+    args.k = &k_here, args.v = &v_here;
+    const GuardedMemory::Closed closed;
+    check(iface_->update(self_, &call_, &args, nullptr, nullptr, &err_), "update");
+    finish_device();
+  }
+  void set_rollback(int64_t n) { check(iface_->set_rollback(self_, &call_, n, &err_), "set_rollback"); }
+  void reset() { check(iface_->reset(self_, &call_, &err_), "reset"); }
   int64_t columns(int64_t queries) {
     kvp_lengths out{};
     out.struct_size = sizeof out;
@@ -226,6 +237,23 @@ TEST_F(CudaQuantized, IsWhatItIsOnTheCpu) {
                  (c.turned ? ", turned, " : ", ") + c.fused + (c.bias ? ", bias" : "") + (c.logits ? ", logits" : ""));
     compare(c, dtype, wide, n + 1);
     if (HasFatalFailure()) return;
+  }
+}
+
+// Lists that few long rows made long in host memory hold many short ones too, but on a device every row has its own
+// entry before them. Device memory has a fence behind its end.
+TEST_F(CudaQuantized, ListsOnTheDeviceFitMoreRows) {
+  for (const int64_t rows : {8, 13, 16}) {
+    Random random(1);
+    Cache cache({{"quanto", 8, -1, 32, ""}}, kF32, KVP_DEVICE_CUDA, 2);
+    const int64_t tokens = 20100, each = tokens / 64 / rows * 64;
+    cache.set_rollback(20000);
+    const Values long_row = normal(kF32, 1, 2, tokens, 32, random),
+                 short_rows = normal(kF32, rows, 2, each, 32, random);
+    cache.append(long_row, long_row);
+    cache.set_rollback(0);
+    cache.reset();
+    cache.append(short_rows, short_rows);
   }
 }
 
