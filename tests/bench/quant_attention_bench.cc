@@ -205,7 +205,8 @@ struct Packed : Common {
                : "fp8 e4m3";
     layers = n;
     const int64_t size_of_group = format == KVP_FORMAT_AFFINE && x.dim % 64 == 0 ? 64 : x.dim;  // divides the head
-    form[0] = {KVP_ROLE_KEY, bits, key_groups, key_groups == KVP_GROUP_TOKENS ? 64 : size_of_group, x.dim, kB16, format};
+    form[0] = {KVP_ROLE_KEY, bits, key_groups, key_groups == KVP_GROUP_TOKENS ? 64 : size_of_group,
+               x.dim,        kB16, format};
     form[1] = {KVP_ROLE_VALUE, bits, KVP_GROUP_HEAD_DIM, size_of_group, x.dim, kB16, format};
     per = static_cast<int>(form[0].parts());
     for (int i = 0; i < 2 * per; ++i) {
