@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# torch::cpu, LibTorch from the unpacked wheel (tools/setup). Only host/model/exec links it.
+# torch::cpu, LibTorch from the unpacked wheel (tools/setup). In the product only host/model/exec links it; a benchmark does as well, as a peer.
 # find_package(Torch) is of no use: the wheel's configuration stops where no CUDA toolkit is installed. libtorch.so is
 # not linked, because it names libtorch_cuda.so. libcudart and libcupti, which libtorch_cpu.so names, are found through
 # its own RUNPATH as long as torch/lib and nvidia/cu13/lib stay side by side.

@@ -56,18 +56,14 @@ class DeviceEngine final : public Engine {
   }
   kvp_status attend(const sdk::AttendShape& shape, const sdk::AttendCall& call, void* scratch,
                     size_t) noexcept override {
-    constexpr int64_t kSome = 32;
-    DeviceRow some[kSome];
     int64_t longest = 0;
-    for (int64_t b = 0; b < shape.batch; ++b) {
+    const auto row_at = [&](int64_t b) {
       const sdk::AttendRow& row = call.rows[b];
-      some[b % kSome] = {row.blocks - first_, row.first_block, row.kv_begin,   row.kv_end,
-                         row.q_position,      row.q_count,     row.bias_column};
       longest = std::max(longest, row.kv_end - row.kv_begin);
-      const int64_t filled = b % kSome + 1;
-      if (filled < kSome && b + 1 < shape.batch) continue;
-      upload(rows_ + b + 1 - filled, some, static_cast<size_t>(filled) * sizeof(DeviceRow));
-    }
+      return sdk::device_row(row, first_);
+    };
+    sdk::upload_rows(rows_, shape.batch, row_at,
+                     [&](void* to, const void* from, size_t bytes) { upload(to, from, bytes); });
     queue_->run(&Device::attend, shape, call, static_cast<const DeviceRow*>(rows_),
                 static_cast<const KvBlock*>(blocks_), longest, scratch);
     return KVP_OK;

@@ -7,13 +7,13 @@ namespace kvplug::quantized {
 namespace {
 
 using sdk::fail;
+using sdk::unsigned_of;
 
 constexpr int64_t kMost = sdk::PagedLayer::kMostTokens;
 constexpr int64_t kManyQueries = 1 << 20;
 constexpr int64_t kMostPartBytes = int64_t{1} << 30;
 
 int64_t aligned(int64_t bytes) noexcept { return (bytes + 63) / 64 * 64; }
-uint64_t unsigned_of(int64_t n) noexcept { return static_cast<uint64_t>(n); }
 
 kvp_status plan_side(const Side& side, int64_t heads, int64_t tokens, kvp_qplan& plan, Answer& answer) {
   plan = {};

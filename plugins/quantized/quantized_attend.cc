@@ -196,7 +196,7 @@ void QuantizedCache::attend(const kvp_call& call, const kvp_attend_args& args, k
     if (batch_ != batch_before) set_batch(batch_before);
     throw;
   }
-  if (appends) finish(layer, a, *args.k, *args.v, call, batch_before);
+  if (appends) finish(index, a, *args.k, *args.v, call, batch_before);
   drop_call();
   engine_->check();
   ++(work.packed && !work.fused ? counts_.view_attend_calls : counts_.fused_attend_calls);

@@ -6,13 +6,11 @@ namespace {
 
 using sdk::Append;
 using sdk::Block;
+using sdk::check_only;
 using sdk::fail;
 using sdk::KvBlock;
-constexpr auto kBlock = static_cast<int64_t>(sizeof(KvBlock));
-
-bool may_allocate(const kvp_call& call) noexcept { return (call.flags & (KVP_CALL_PREPARED | KVP_CALL_CAPTURE)) == 0; }
-bool check_only(const kvp_call& call) noexcept { return (call.flags & KVP_CALL_CHECK) != 0; }
-uint64_t unsigned_of(int64_t n) noexcept { return static_cast<uint64_t>(n); }
+using sdk::may_allocate;
+using sdk::unsigned_of;
 
 }  // namespace
 
@@ -69,70 +67,6 @@ void QuantizedCache::set_batch(int64_t batch) {
   batch_ = batch;
 }
 
-void QuantizedCache::add_own_bytes(int64_t (&held)[KVP_N_TIERS]) const noexcept {
-  const auto add = [&](int32_t tier, const Block& block) { held[tier] += static_cast<int64_t>(block.bytes()); };
-  for (const Block* each : {&lists_.blocks, &long_lists_.blocks, &page_list_}) add(KVP_TIER_HOST, *each);
-  for (const Block* each : {&lists_.on_device, &long_lists_.on_device, &device_page_list_}) add(KVP_TIER_DEVICE, *each);
-  for (const Block* each : {&scratch_, &views_}) add(engine_->tier(), *each);
-}
-
-void QuantizedCache::note_peak() noexcept {
-  int64_t held[KVP_N_TIERS] = {};
-  add_own_bytes(held);
-  for (const auto& layer : layers_) layer->add_held_bytes(held);
-  for (const int32_t tier : kTiers) peak_[tier] = std::max(peak_[tier], held[tier]);
-}
-
-void QuantizedCache::drop_call() noexcept {
-  long_lists_ = Lists();
-  tile_ = nullptr;
-}
-
-void QuantizedCache::ensure_scratch(int64_t batch, bool may_allocate) {
-  if (batch <= scratch_batch_) return;
-  if (!may_allocate) {
-    fail(KVP_INVALID_STATE, "a prepared call must not allocate, but attend has no scratch for ", batch,
-         " rows: reserve first");
-  }
-  std::vector<Scratch> places;
-  for (const auto& layer : layers_) places.push_back(form_.scratch(layer->form(), batch, *engine_));
-  int64_t bytes = 0;
-  for (const Scratch& place : places) bytes = std::max(bytes, place.bytes);
-  scratch_batch_ = 0;
-  scratch_ = Block();
-  scratch_ = block(KVP_PURPOSE_SCRATCH, bytes);
-  places_ = std::move(places);
-  scratch_batch_ = batch;
-}
-
-// held: pages that a row has beyond what the formula says: packed before a rollback was asked for.
-void QuantizedCache::ensure_lists(int64_t batch, int64_t tokens, int64_t held, bool may_allocate) {
-  const int64_t list = batch * (form_.list_columns(tokens) + form_.sink_columns(tokens)) + form_.most_tile_blocks();
-  const int64_t columns = std::max(form_.page_columns(tokens), sdk::PagedLayer::columns(held));
-  const int64_t pages = batch * columns * static_cast<int64_t>(sizeof(kvp_qpage));
-  const bool on_device = engine_->on_device();
-  const int64_t device_list = on_device ? Form::device_list_bytes(batch, list) : 0,
-                device_pages = on_device ? pages : 0;
-  const auto lacks = [](const Block& block, int64_t bytes) { return bytes > static_cast<int64_t>(block.bytes()); };
-  const bool grows = lacks(lists_.blocks, list * kBlock) || lacks(page_list_, pages) ||
-                     lacks(lists_.on_device, device_list) || lacks(device_page_list_, device_pages);
-  if (!grows) return;
-  if (!may_allocate) {
-    fail(KVP_INVALID_STATE, "a prepared call must not allocate, but the lists of blocks have no room for ", batch,
-         " rows of ", tokens, " tokens: reserve first");
-  }
-  const auto grow = [&](Block& to, int64_t bytes, const kvp_mem& mem) {
-    if (!lacks(to, bytes)) return;
-    to = Block();
-    to = Block(mem);
-  };
-  const auto host = [&](int64_t bytes) { return sdk::host_memory(owner_, KVP_PURPOSE_OTHER, unsigned_of(bytes)); };
-  grow(lists_.blocks, list * kBlock, host(list * kBlock));
-  grow(page_list_, pages, host(pages));
-  grow(lists_.on_device, device_list, engine_->memory(owner_, KVP_PURPOSE_OTHER, device_list));
-  grow(device_page_list_, device_pages, engine_->memory(owner_, KVP_PURPOSE_OTHER, device_pages));
-}
-
 void QuantizedCache::lengths(int32_t layer, int64_t query_len, kvp_lengths& out) const {
   const Layer& at = layer_at(layer);
   if (query_len < 0 || query_len > sdk::PagedLayer::kMostTokens) fail(KVP_INVALID_ARGUMENT, "query_len is ", query_len);
@@ -140,62 +74,6 @@ void QuantizedCache::lengths(int32_t layer, int64_t query_len, kvp_lengths& out)
   out.max = -1;
   out.kv_offset = at.first_slot();
   out.kv_len = out.seen + query_len - out.kv_offset;
-}
-
-void QuantizedCache::prepare(Layer& layer, const Append& a, const kvp_call& call, int64_t view_bytes) {
-  const int64_t before = batch_;
-  if (a.batch != before) {
-    if (!empty()) fail(KVP_INVALID_ARGUMENT, "the batch is ", a.batch, "; the cache holds ", before, " rows");
-    try {
-      set_batch(a.batch);
-    } catch (...) {
-      set_batch(before);
-      throw;
-    }
-  }
-  const bool allowed = may_allocate(call);
-  views_ = Block();
-  const auto held_here = [&] {
-    int64_t held[KVP_N_TIERS] = {};
-    add_own_bytes(held);
-    layer.add_held_bytes(held);
-    return held[KVP_TIER_DEVICE] + held[KVP_TIER_HOST];
-  };
-  const int64_t held_before = held_here();
-  try {
-    layer.rows().check_append(a);
-    ensure_scratch(a.batch, allowed);
-    layer.prepare_append(form_, a, allowed);
-    int64_t longest = 0, entries = 0, held = 0;
-    for (int64_t b = 0; b < a.batch; ++b) {
-      held = std::max(held, layer.pages_of(b));
-      const int64_t stored = layer.rows()[b].stored() + a.stored(b);
-      longest = std::max(longest, stored);
-      entries += layer.exact().block_count(b, a) + form_.sink_columns(stored);
-    }
-    ensure_lists(a.batch, longest, held, allowed);
-    entries += form_.most_tile_blocks();
-    const int64_t on_device = engine_->on_device() ? Form::device_list_bytes(a.batch, entries) : 0;
-    if (entries * kBlock > static_cast<int64_t>(lists_.blocks.bytes()) ||
-        on_device > static_cast<int64_t>(lists_.on_device.bytes())) {
-      if (!allowed) fail(KVP_INVALID_STATE, "a prepared call must not allocate, but ", a.tokens, " tokens need a list");
-      long_lists_.blocks = Block(sdk::host_memory(owner_, KVP_PURPOSE_SCRATCH, unsigned_of(entries * kBlock)));
-      if (on_device > 0) long_lists_.on_device = block(KVP_PURPOSE_SCRATCH, on_device);
-    }
-    if (view_bytes > 0) {
-      if (!allowed) {
-        fail(KVP_INVALID_STATE, "a prepared call must not allocate, but views of K and V need ", view_bytes, " bytes");
-      }
-      views_ = block(KVP_PURPOSE_SCRATCH, view_bytes);
-    }
-    if (held_here() > held_before) note_peak();
-  } catch (...) {
-    drop_call();
-    views_ = Block();
-    layer.trim(form_);
-    if (batch_ != before) set_batch(before);
-    throw;
-  }
 }
 
 // Rings, with the tokens of an append under way, and sinks.
@@ -213,11 +91,9 @@ void QuantizedCache::list_blocks(Layer& layer, const Append& a, const kvp_tensor
 }
 
 // Packs and ends an append; taken back if a quantizer fails.
-void QuantizedCache::finish(Layer& layer, const Append& a, const kvp_tensor& k, const kvp_tensor& v,
+void QuantizedCache::finish(size_t index, const Append& a, const kvp_tensor& k, const kvp_tensor& v,
                             const kvp_call& call, int64_t batch_before) {
-  const auto index = static_cast<size_t>(
-      std::find_if(layers_.begin(), layers_.end(), [&](const auto& each) { return each.get() == &layer; }) -
-      layers_.begin());
+  Layer& layer = *layers_[index];
   try {
     const Scratch& place = places_[index];
     const Layer::Packed done = layer.pack(form_, a, row_blocks_.data(), call, at(place.staging), place);
@@ -245,8 +121,9 @@ void QuantizedCache::unpack(const Layer& layer, bool keys, PackedPage& page, int
   if (status != KVP_OK) fail(status, "a quantizer failed to unpack: ", text);
 }
 
-void QuantizedCache::write_views(Layer& layer, int64_t kv_len, int64_t kv_offset, const kvp_call& call, kvp_tensor& k,
+void QuantizedCache::write_views(size_t index, int64_t kv_len, int64_t kv_offset, const kvp_call& call, kvp_tensor& k,
                                  kvp_tensor& v) {
+  Layer& layer = *layers_[index];
   const LayerForm& f = layer.form();
   const sdk::PageLayout& p = f.layout;
   const int64_t batch = layer.rows().batch();
@@ -257,9 +134,6 @@ void QuantizedCache::write_views(Layer& layer, int64_t kv_len, int64_t kv_offset
   k.flags = v.flags = KVP_TENSOR_READ_ONLY;
   if (k_data == nullptr) return;
   engine_->fill(k_data, static_cast<size_t>(batch * kv_len * p.token_bytes()), 0);
-  const auto index = static_cast<size_t>(
-      std::find_if(layers_.begin(), layers_.end(), [&](const auto& each) { return each.get() == &layer; }) -
-      layers_.begin());
   for (const bool keys : {true, false}) {
     const int64_t dim = keys ? p.key_dim : p.value_dim;
     for (int64_t b = 0; b < batch; ++b) {
@@ -319,6 +193,7 @@ void QuantizedCache::update(const kvp_call& call, const kvp_update_args& args, k
     if (!shows) return;
     a.pad = a.count = nullptr;
   }
+  const auto index = static_cast<size_t>(args.layer);
   const int64_t kv_offset = layer.first_slot(), kv_len = layer.rows().longest() + a.tokens - kv_offset;
   const int64_t view_bytes = shows ? a.batch * kv_len * p.token_bytes() : 0;
   if (!appends && empty()) {
@@ -333,7 +208,7 @@ void QuantizedCache::update(const kvp_call& call, const kvp_update_args& args, k
   list_blocks(layer, a, appends ? args.k : nullptr, args.v);
   kvp_tensor k{}, v{};
   try {
-    if (shows) write_views(layer, kv_len, kv_offset, call, k, v);
+    if (shows) write_views(index, kv_len, kv_offset, call, k, v);
   } catch (...) {
     if (appends) layer.cancel_append(a);
     layer.trim(form_);
@@ -342,7 +217,7 @@ void QuantizedCache::update(const kvp_call& call, const kvp_update_args& args, k
     if (batch_ != batch_before) set_batch(batch_before);
     throw;
   }
-  if (appends) finish(layer, a, *args.k, *args.v, call, batch_before);
+  if (appends) finish(index, a, *args.k, *args.v, call, batch_before);
   drop_call();
   engine_->check();
   if (!shows) return;
@@ -461,58 +336,6 @@ void QuantizedCache::set_rollback(const kvp_call& call, int64_t max_tokens) {
   if (check_only(call)) return;
   form_.rollback = std::min(max_tokens, sdk::PagedLayer::kMostTokens);
   for (const auto& layer : layers_) layer->set_rollback(form_);
-}
-
-void QuantizedCache::reserve(const kvp_call& call, int64_t batch, int64_t tokens) {
-  if (batch < 0 || tokens < 0) {
-    fail(KVP_INVALID_ARGUMENT, "reserve for batch ", batch, " and ", tokens, " tokens; expected 0 or more");
-  }
-  constexpr int64_t kMost = sdk::PagedLayer::kMostTokens;
-  if (batch > kMost || tokens > kMost || (batch > 0 && tokens > kMost / batch)) {
-    fail(KVP_OUT_OF_MEMORY, "reserve for batch ", batch, " and ", tokens, " tokens is more than any memory holds");
-  }
-  if (check_only(call)) return;
-  if (!may_allocate(call)) fail(KVP_INVALID_STATE, "reserve must allocate, but the call forbids it");
-  if (batch == 0 || tokens == 0) return;
-  engine_->start(call);
-  ensure_scratch(batch, true);
-  ensure_lists(batch, tokens, 0, true);
-  try {
-    for (const auto& layer : layers_) layer->reserve(form_, batch, tokens);
-    engine_->check();
-  } catch (...) {
-    for (const auto& layer : layers_) layer->trim(form_);
-    throw;
-  }
-  note_peak();
-}
-
-void QuantizedCache::memory(int32_t layer, kvp_memory& out) const {
-  int64_t tables = 0, plain = 0;
-  const auto count = [&](const Layer& at) {
-    at.add_memory(out);
-    tables += at.table_bytes();
-    plain += at.readable_tokens() * at.form().layout.token_bytes();
-  };
-  const auto add = [&](int32_t tier, int32_t purpose, size_t bytes) {
-    out.reserved[tier][purpose] += bytes;
-    out.used[tier][purpose] += bytes;
-  };
-  if (layer == -1) {
-    for (const auto& at : layers_) count(*at);
-    add(KVP_TIER_HOST, KVP_PURPOSE_OTHER, lists_.blocks.bytes() + page_list_.bytes());
-    add(KVP_TIER_DEVICE, KVP_PURPOSE_OTHER, lists_.on_device.bytes() + device_page_list_.bytes());
-    add(engine_->tier(), KVP_PURPOSE_SCRATCH, scratch_.bytes() + views_.bytes());
-  } else {
-    count(layer_at(layer));
-  }
-  add(KVP_TIER_HOST, KVP_PURPOSE_OTHER, static_cast<size_t>(tables));
-  out.unquantized = unsigned_of(plain);
-  for (const int32_t tier : kTiers) {
-    uint64_t held = 0;
-    for (const uint64_t bytes : out.reserved[tier]) held += bytes;
-    out.peak[tier] = layer == -1 ? std::max(unsigned_of(peak_[tier]), held) : held;
-  }
 }
 
 size_t QuantizedCache::counters(kvp_counter* out, size_t room) const {

@@ -57,12 +57,12 @@ class QuantizedCache final {
   void ensure_lists(int64_t batch, int64_t tokens, int64_t held, bool may_allocate);
   void prepare(Layer& layer, const sdk::Append& a, const kvp_call& call, int64_t view_bytes);
   void list_blocks(Layer& layer, const sdk::Append& a, const kvp_tensor* k, const kvp_tensor* v) noexcept;
-  void finish(Layer& layer, const sdk::Append& a, const kvp_tensor& k, const kvp_tensor& v, const kvp_call& call,
+  void finish(size_t index, const sdk::Append& a, const kvp_tensor& k, const kvp_tensor& v, const kvp_call& call,
               int64_t batch_before);
   // Blocks [from, from + tokens) of a page, whole ones, turned as they were packed; to [1, kv_heads, tokens, dim].
   void unpack(const Layer& layer, bool keys, PackedPage& page, int64_t from, int64_t tokens, const kvp_call& call,
               kvp_tensor& to) const;
-  void write_views(Layer& layer, int64_t kv_len, int64_t kv_offset, const kvp_call& call, kvp_tensor& k, kvp_tensor& v);
+  void write_views(size_t index, int64_t kv_len, int64_t kv_offset, const kvp_call& call, kvp_tensor& k, kvp_tensor& v);
   bool fused(const Layer& layer, size_t index, int64_t batch, float softcap, int64_t window, int64_t chunk);
   void attend_tile(Work& work, int64_t q0, int64_t n);
   void attend_fused(Work& work, int64_t q0, const kvp_tensor& q, kvp_tensor& out, kvp_tensor& lse);

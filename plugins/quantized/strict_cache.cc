@@ -10,6 +10,7 @@ namespace {
 
 using sdk::Append;
 using sdk::Block;
+using sdk::check_only;
 using sdk::fail;
 
 constexpr int64_t kMost = sdk::PagedLayer::kMostTokens;
@@ -19,10 +20,8 @@ constexpr char kNoAttend[] =
 constexpr char kNoCrop[] =
     "hf_compat = \"strict\" takes no tokens back: what is packed was packed as one; \"fixed\", the default, does";
 
-bool check_only(const kvp_call& call) noexcept { return (call.flags & KVP_CALL_CHECK) != 0; }
-
 void must_allocate(const kvp_call& call) {
-  if ((call.flags & (KVP_CALL_PREPARED | KVP_CALL_CAPTURE)) == 0) return;
+  if (sdk::may_allocate(call)) return;
   fail(KVP_INVALID_STATE, "a prepared call must not allocate; hf_compat = \"strict\" does at each step");
 }
 

@@ -216,23 +216,19 @@ kvp_status packed_attend(const PackedForm& k, const PackedForm& v, const kvp_qat
   if (status != KVP_OK || shape.batch == 0) return status;
   if (args.n_pages > 0 && args.device_pages == nullptr) return KVP_INVALID_ARGUMENT;
   DeviceRow* const rows = static_cast<DeviceRow*>(args.workspace);
-  constexpr int64_t kSome = 32;
-  DeviceRow some[kSome] = {};
   int64_t page = 0, longest = 0;
-  for (int64_t b = 0; b < shape.batch; ++b) {
+  bool right = true;
+  const auto row_at = [&](int64_t b) {
     const int64_t first = page;
-    AttendRow row;
-    if (!take_row(args, call, b, shape.max_query, &page, &row)) return KVP_INVALID_ARGUMENT;
-    some[b % kSome] = {first, page - first, 0, row.kv_end, row.q_position, row.q_count, 0, row.origin};
+    AttendRow row = {};
+    right = right && take_row(args, call, b, shape.max_query, &page, &row);
     longest = greater(longest, row.kv_end);
-    const int64_t filled = b % kSome + 1;
-    if (filled < kSome && b + 1 < shape.batch) continue;
-    if (*error == 0) {
-      *error = device.upload(where.device_id, where.stream, rows + b + 1 - filled, some,
-                             static_cast<size_t>(filled) * sizeof some[0]);
-    }
-  }
-  if (page != args.n_pages) return KVP_INVALID_ARGUMENT;
+    return DeviceRow{first, page - first, 0, row.kv_end, row.q_position, row.q_count, 0, row.origin};
+  };
+  upload_rows(rows, shape.batch, row_at, [&](void* to, const void* from, size_t bytes) {
+    if (right && *error == 0) *error = device.upload(where.device_id, where.stream, to, from, bytes);
+  });
+  if (!right || page != args.n_pages) return KVP_INVALID_ARGUMENT;
   if (*error == 0) {
     *error = device.attend(where.device_id, where.stream, shape, call_of(args, out, lse), call, rows, longest,
                            static_cast<char*>(args.workspace) + device_rows_bytes(shape.batch));

@@ -11,22 +11,21 @@ PagedCache::DeviceList PagedCache::upload_lists(const PagedLayer& layer) noexcep
   const Block& to = longer ? long_device_list_ : device_list_;
   const auto* first = reinterpret_cast<const KvBlock*>((longer ? long_list_ : list_).data());
   const int64_t batch = layer.rows().batch();
-  device_rows_.clear();
   int64_t longest = 0, entries = 0;
-  for (int64_t b = 0; b < batch; ++b) {
+  const auto row_at = [&](int64_t b) {
     const AttendRow& row = attend_rows_[static_cast<size_t>(b)];
-    device_rows_.push_back(
-        {row.blocks - first, row.first_block, row.kv_begin, row.kv_end, row.q_position, row.q_count, row.bias_column});
     longest = std::max(longest, row.kv_end - row.kv_begin);
     if (row.kv_end > row.kv_begin) {
       entries = std::max(entries, row.blocks - first + PageLayout::count(row.kv_end) - row.first_block);
     }
-  }
+    return device_row(row, first);
+  };
+  const auto upload = [&](void* at, const void* from, size_t bytes) { queue_->run(&Device::upload, at, from, bytes); };
   const auto row_bytes = static_cast<size_t>(batch) * sizeof(DeviceRow);
   auto* const rows = reinterpret_cast<DeviceRow*>(to.data());
   auto* const blocks = reinterpret_cast<KvBlock*>(to.data() + row_bytes);
-  queue_->run(&Device::upload, rows, device_rows_.data(), row_bytes);
-  queue_->run(&Device::upload, blocks, first, static_cast<size_t>(entries) * sizeof(KvBlock));
+  upload_rows(rows, batch, row_at, upload);
+  upload(blocks, first, static_cast<size_t>(entries) * sizeof(KvBlock));
   return {rows, blocks, longest};
 }
 

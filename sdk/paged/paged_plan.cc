@@ -8,8 +8,6 @@ namespace {
 // Scratch stops growing with the queries of a call long before this many.
 constexpr int64_t kManyQueries = 1 << 20;
 
-uint64_t unsigned_of(int64_t n) noexcept { return static_cast<uint64_t>(n); }
-
 const char* word_of(int32_t kind) noexcept {
   switch (kind) {
     case KVP_LAYER_NONE: return "empty";

@@ -3,12 +3,11 @@
 // there is none they skip, with the reason.
 #pragma once
 
-#include <gtest/gtest.h>
 #include <kvplug/sdk/device.h>
 
 #include <cstddef>
 
-#include "reachable.h"
+#include "needs_device.h"
 
 #if !defined(KVPLUG_TEST_ON_DEVICE)
 #include "cuda_emulator.h"
@@ -22,11 +21,8 @@ inline void reverse_threads(bool) {}
 inline void reverse_threads(bool reverse) { sdk::cuda::Emulator::get().reverse = reverse; }
 #endif
 
-class OnDevice : public ::testing::Test {
+class OnDevice : public NeedsDevice {
  protected:
-  void SetUp() override {
-    if (const std::string why = missing_device(); !why.empty()) GTEST_SKIP() << why;
-  }
   void TearDown() override { reverse_threads(false); }
 };
 

@@ -73,6 +73,11 @@ struct Values {
   void set(float f, int64_t i, int64_t j = 0, int64_t k = 0, int64_t l = 0) const { store(at(i, j, k, l), dtype(), f); }
 };
 
+inline kvp_tensor on(int32_t device_type, kvp_tensor t) {
+  t.device_type = device_type;
+  return t;
+}
+
 inline kvp_tensor tensor_of(void* data, kvp_dtype dtype, std::initializer_list<int64_t> shape) {
   kvp_tensor t{};
   t.data = data;

@@ -2,6 +2,7 @@
 // The cache "quantized" with real quantizers on a device, beside itself on the CPU: views to the bit, attention as near
 // as sums of float32 in another order are, data where they belong. On the emulator here, on a device where tests/cuda
 // is built.
+#include "needs_device.h"
 #include "quantizer_kinds.h"
 
 namespace kvplug::test {
@@ -16,11 +17,6 @@ struct Case {
   float softcap = 0;
   bool bias = false, logits = false;  // per query and column; per head (kvp_attend_args::sinks)
 };
-
-kvp_tensor on(int32_t device_type, kvp_tensor t) {
-  t.device_type = device_type;
-  return t;
-}
 
 struct Step {
   Values q, k, v, bias = {}, logits = {};
@@ -160,12 +156,7 @@ void expect_near(const Values& want, const Values& got, float tolerance, const c
   }
 }
 
-class CudaQuantized : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (const std::string why = missing_device(); !why.empty()) GTEST_SKIP() << why;
-  }
-};
+class CudaQuantized : public NeedsDevice {};
 
 // The CPU unpacks, as its kernels for packed data round to integers and the device's do not; what is unpacked is
 // rounded to the type of the cache. The second long step makes two tiles of queries that meet packed tokens.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The quantizer plugins on a device: the bytes of the CPU, packed and unpacked; a block that moves from one to the
 // other means the same there. On the emulator here, on a device where tests/cuda is built.
+#include "needs_device.h"
 #include "quantizer_kinds.h"
 
 namespace kvplug::test {
@@ -8,17 +9,7 @@ namespace {
 
 constexpr int64_t kTokens = 192, kDim = 40;
 
-kvp_tensor on(int32_t device_type, kvp_tensor t) {
-  t.device_type = device_type;
-  return t;
-}
-
-class CudaQuantizers : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (const std::string why = missing_device(); !why.empty()) GTEST_SKIP() << why;
-  }
-};
+class CudaQuantizers : public NeedsDevice {};
 
 // Scales that tokens share are the CPU's affair.
 bool shares(const Kind& kind) { return kind.plugin == "fp8" && kind.granularity != "token_head"; }

@@ -3,7 +3,7 @@
 // bits, masks, NaN and refusals.
 #include <gtest/gtest.h>
 
-#include "packed_random.h"
+#include "packed_rules.h"
 
 namespace kvplug::test {
 namespace {
@@ -32,8 +32,7 @@ struct Shares {
   }
 };
 
-template <class Cut>
-Answer run(const PackedProblem& p, int32_t workers, Cut cut) {
+Answer run(const PackedProblem& p, int32_t workers, const Cut& cut) {
   const PackedPages pages(p, cut);
   const int64_t batch = static_cast<int64_t>(p.rows.size());
   std::vector<std::byte> q;
@@ -60,9 +59,8 @@ Answer run(const PackedProblem& p, int32_t workers, Cut cut) {
   for (size_t i = skip + bytes; i < memory.size(); ++i) EXPECT_EQ(memory[i], std::byte{0xff}) << "workspace overrun";
   return a;
 }
-Answer run(const PackedProblem& p) {
-  return run(p, 1, [&](int64_t) { return 4 * block_of(p); });
-}
+Answer run(const PackedProblem& p) { return run(p, 1, usual_cut(p)); }
+const Runner kRunner = [](const PackedProblem& p, const Cut& cut) { return run(p, 1, cut); };
 
 void check_levels(const PackedProblem& p, const std::string& what) {
   std::vector<PackedExpected> want;
@@ -123,34 +121,11 @@ TEST(PackedAttention, EveryMaskShapeAndMixIsWithinItsBound) {
 }
 
 TEST(PackedAttention, NeitherWorkersNorPagesNorNeighboursChangeABit) {
-  for (uint64_t seed = 0; seed < 30; ++seed) {
-    Random random(seed + 1000);
-    const int32_t bits = random.pick({1, 2, 3, 4, 8});
-    const int64_t size = random.pick<int64_t>({16, 48, 64}), queries = random.pick<int64_t>({1, 2, 9});
-    PackedProblem p = problem(
-        {KVP_ROLE_KEY, bits, random.pick({KVP_GROUP_HEAD_DIM, KVP_GROUP_TOKENS}), size, 64, kB16},
-        {KVP_ROLE_VALUE, bits, random.pick({KVP_GROUP_HEAD_DIM, KVP_GROUP_TOKENS}), size, 64, kB16}, 12, 3, queries);
-    if (random.chance(50)) p.window = 700;
-    const int64_t block = block_of(p);
-    for (int i = 0; i < 3; ++i) add_row(&random, &p, random.below(5), block * (1 + random.below(2000 / block)), 7);
-    const Answer base = run(p);
-    ASSERT_EQ(base.status, KVP_OK);
-    for (const int32_t workers : {1, 2, 7}) {
-      for (int cut = 0; cut < 3; ++cut) {
-        const Answer other = run(p, workers, [&](int64_t i) {
-          return cut == 0 ? block : cut == 1 ? block * (1 + i % 3) : 4096 * block;
-        });
-        ASSERT_EQ(other.out, base.out) << "seed " << seed << " workers " << workers << " cut " << cut;
-        ASSERT_EQ(other.lse, base.lse) << "seed " << seed << " workers " << workers << " cut " << cut;
-      }
-    }
-    PackedProblem alone = p;
-    alone.rows.erase(alone.rows.begin(), alone.rows.begin() + 2);
-    const Answer single = run(alone);
-    ASSERT_TRUE(std::equal(single.out.begin(), single.out.end(),
-                           base.out.end() - static_cast<std::ptrdiff_t>(single.out.size())))
-        << "seed " << seed;
+  std::vector<Runner> runs;
+  for (const int32_t workers : {1, 2, 7}) {
+    runs.emplace_back([workers](const PackedProblem& p, const Cut& cut) { return run(p, workers, cut); });
   }
+  for (uint64_t seed = 0; seed < 30 && !HasFatalFailure(); ++seed) expect_same_bits(seed, runs);
 }
 
 TEST(PackedAttention, KernelErrorOnGaussianData) {
@@ -182,37 +157,21 @@ TEST(PackedAttention, KernelErrorOnGaussianData) {
 }
 
 TEST(PackedAttention, ANanGroupReachesWhoSeesItAndNobodyElse) {
-  for (const int32_t bits : {2, 8}) {
-    for (const int32_t group_dim : {KVP_GROUP_HEAD_DIM, KVP_GROUP_TOKENS}) {
-      for (const bool keys : {false, true}) {
-        for (const bool in_scale : {false, true}) {
-          for (const int64_t queries : {1, 20}) {
-            Random random(9);
-            PackedProblem p = problem({KVP_ROLE_KEY, bits, group_dim, 16, 32, kF32},
-                                      {KVP_ROLE_VALUE, bits, group_dim, 16, 32, kF32}, 4, 2, queries);
-            add_row(&random, &p, 0, 640, 0);
-            PackedTensor& x = keys ? p.rows[0].k : p.rows[0].v;
-            const size_t g = x.group_at(1, 100, 3);
-            (in_scale ? x.scale : x.offset)[g] = kNan;
-            const size_t half = static_cast<size_t>(2 * queries * 32);
-            for (const char* level : levels()) {
-              sdk::set_attend_level(level);
-              const Answer got = run(p);
-              EXPECT_TRUE(std::isnan(got.out[half + 3])) << level;
-              if (keys) {
-                EXPECT_TRUE(std::isnan(got.out.back())) << level;
-              }
-              for (size_t i = 0; i < half; ++i) ASSERT_FALSE(std::isnan(got.out[i])) << "another K/V head";
-              p.window = 300;
-              for (const float o : run(p).out) ASSERT_FALSE(std::isnan(o)) << "outside of the window, " << level;
-              p.window = 0;
-            }
-            sdk::set_attend_level(nullptr);
+  for (const std::string level : levels()) {
+    SCOPED_TRACE(level);
+    sdk::set_attend_level(level.c_str());
+    for (const int32_t bits : {2, 8}) {
+      for (const int32_t group_dim : {KVP_GROUP_HEAD_DIM, KVP_GROUP_TOKENS}) {
+        for (const bool keys : {false, true}) {
+          for (const bool in_scale : {false, true}) {
+            for (const int64_t queries : {1, 20})
+              expect_nan_where_seen(bits, group_dim, keys, in_scale, queries, kRunner);
           }
         }
       }
     }
   }
+  sdk::set_attend_level(nullptr);
 }
 
 // A NaN code reaches whom its token has a weight for: through a key everything, through a value its channel.
@@ -274,18 +233,7 @@ TEST(PackedAttention, WhatItDoesNotServeIsRefusedInWords) {
   EXPECT_NE(refusal([](auto&, auto& d) { d.device_type = KVP_DEVICE_CUDA; }).find("CPU"), std::string::npos);
 }
 
-TEST(PackedAttention, ACallThatContradictsItselfWritesNothing) {
-  Random random(3);
-  PackedProblem p = problem({KVP_ROLE_KEY, 4, KVP_GROUP_HEAD_DIM, 32, 32, kB16},
-                            {KVP_ROLE_VALUE, 4, KVP_GROUP_HEAD_DIM, 32, 32, kB16}, 2, 1, 1);
-  add_row(&random, &p, 0, 64, -2);  // a packed token is newer than the query
-  const Answer got = run(p);
-  EXPECT_EQ(got.status, KVP_INVALID_ARGUMENT);
-  for (const float x : got.out) ASSERT_EQ(x, 123);
-  p.rows[0].q_position = 64;
-  EXPECT_EQ(run(p).status, KVP_OK);
-  EXPECT_EQ(run(p, 1, [](int64_t) { return 24; }).status, KVP_INVALID_ARGUMENT);  // half a block
-}
+TEST(PackedAttention, ACallThatContradictsItselfWritesNothing) { expect_contradictions_write_nothing(kRunner); }
 
 }  // namespace
 }  // namespace kvplug::test

@@ -33,6 +33,24 @@ struct DeviceRow {
   int64_t origin = 0;
 };
 
+// The row of a call whose blocks lie in a list that begins at `list`.
+inline DeviceRow device_row(const AttendRow& row, const KvBlock* list) noexcept {
+  return {row.blocks - list, row.first_block, row.kv_begin, row.kv_end, row.q_position, row.q_count, row.bias_column};
+}
+
+// row(b) for every row of a batch to `to`, 32 at a time, so that nothing is taken for it. upload(to, from, bytes) has
+// read `from` when it returns.
+template <class Row, class Upload>
+void upload_rows(DeviceRow* to, int64_t batch, Row&& row, Upload&& upload) {
+  constexpr int64_t kSome = 32;
+  DeviceRow some[kSome];
+  for (int64_t first = 0; first < batch; first += kSome) {
+    const int64_t n = batch - first < kSome ? batch - first : kSome;
+    for (int64_t i = 0; i < n; ++i) some[i] = row(first + i);
+    upload(to + first, some, static_cast<size_t>(n) * sizeof(DeviceRow));
+  }
+}
+
 // A recorded step: where the device itself keeps how long the rows are.
 struct DeviceClock {
   const int32_t* row_seen;  // [batch], slots before the step

@@ -42,6 +42,15 @@ void parallel_for(const kvp_host_parallel* parallel, int64_t n, int64_t grain, c
   parallel->parallel_for(parallel->ctx, n, grain, piece, const_cast<Body*>(&body));
 }
 
+// What the flags of a call say.
+inline bool may_allocate(const kvp_call& call) noexcept {
+  return (call.flags & (KVP_CALL_PREPARED | KVP_CALL_CAPTURE)) == 0;
+}
+inline bool check_only(const kvp_call& call) noexcept { return (call.flags & KVP_CALL_CHECK) != 0; }
+
+// Sizes are counted with a sign and told without.
+inline uint64_t unsigned_of(int64_t n) noexcept { return static_cast<uint64_t>(n); }
+
 // Describes host memory for mem_alloc.
 inline kvp_mem host_memory(uint64_t owner, int32_t purpose, uint64_t bytes) noexcept {
   kvp_mem mem{};

@@ -169,8 +169,7 @@ class PagedCache {
   Counts counts_;
 
   // On a device only.
-  DeviceQueue* queue_ = nullptr;  // of the pages
-  std::vector<DeviceRow> device_rows_;
+  DeviceQueue* queue_ = nullptr;          // of the pages
   Block device_list_, long_device_list_;  // DeviceRow [batch], then as list_ and long_list_
   // While bound to a capture: DeviceRow [batch], row_pad int64 [batch], then KvBlock [layers, batch, columns].
   Block captured_;

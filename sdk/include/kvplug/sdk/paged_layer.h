@@ -169,4 +169,15 @@ class PagedLayer {
   std::vector<Held> next_held_;
 };
 
+// Beyond kMostTokens lies no machine's memory, and soon what products of 64 bits hold.
+inline void check_reserve(int64_t batch, int64_t tokens) {
+  if (batch < 0 || tokens < 0) {
+    fail(KVP_INVALID_ARGUMENT, "reserve for batch ", batch, " and ", tokens, " tokens; expected 0 or more");
+  }
+  constexpr int64_t kMost = PagedLayer::kMostTokens;
+  if (batch > kMost || tokens > kMost || (batch > 0 && tokens > kMost / batch)) {
+    fail(KVP_OUT_OF_MEMORY, "reserve for batch ", batch, " and ", tokens, " tokens is more than any memory holds");
+  }
+}
+
 }  // namespace kvplug::sdk
