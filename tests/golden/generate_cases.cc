@@ -2,8 +2,8 @@
 // generate/: greedy decoding, stopping, sampling, and logits of every position.
 //
 // The recorded ids are always fed, after a look at our own choice. Where the record is token_exact the two are equal at
-// every step; elsewhere (half precision, where another order of summation may change a close decision) a different
-// choice must be one that the tolerance explains. Logits are compared at every recorded step.
+// every step; elsewhere (half precision and packed K/V, where another order of summation may change a close decision) a
+// different choice must be one that the tolerance explains. Logits are compared at every recorded step.
 #include <limits>
 
 #include "golden/golden.h"
@@ -46,12 +46,17 @@ std::vector<Ids> recorded_ids(const json& c, const std::set<int32_t>& eos) {
 }
 
 // The first step of a record that is not compared by its logits. fp8: they are NaN, as a key beyond the scale of the
-// first tokens became NaN, and what attention makes of such keys is not what is meant here. The two of hqq agree up to
-// their packing after step 8 and 20: of the first it is known that another order of summing the solver's means, which
-// is the reference's machine's affair, gives the record; of the second the order that does is not known.
+// first tokens became NaN, and what attention makes of such keys is not meant here. The two of hqq: the reference does
+// not agree with itself. What is packed again lies on the grid of its old codes. Where a group's least and greatest
+// value do as well, with old codes 0 and 6, the value between, old code 3, goes to half of the levels, 7.5 or 3.5: a
+// tie, and W*s + z in float32 comes out on it or beside it by how its inputs were rounded. hqq4_k0v1: keys of layer 0,
+// step 4; hqq3_a0: keys of layer 1, step 20. One code further, the solver takes the group's zero by 1/8 or 0.4
+// elsewhere, and logits differ by up to 0.22 and 0.18. The reference on this checkpoint with its hidden units in a
+// hundred other orders (the same function) gives the record 37 and 34 times, ours 34 and 66 times, neither 29 and 0
+// times, as far as atol tells; of hqq3_a0 it gives ours with ATEN_CPU_CAPABILITY=avx2 too, and the record with avx512.
 size_t compared_steps(const json& c) {
   if (c.contains("nan_steps")) return c["nan_steps"][0];
-  if (c["id"] == "llama/quantized_hqq4_k0v1/single/greedy") return 9;
+  if (c["id"] == "llama/quantized_hqq4_k0v1/single/greedy") return 5;
   if (c["id"] == "llama/quantized_hqq3_a0/single/greedy") return 21;
   return std::numeric_limits<size_t>::max();
 }
