@@ -18,11 +18,19 @@ struct GroupTerms {
   float a, b, c;
 };
 
-// Scales or offsets of the tile for each group along the head dimension: to[group][16], groups `stride` apart.
-inline void load_tile_groups(const PackedSide& side, const void* from, float* to, int64_t stride) {
-  for (int64_t g = 0; g < side.groups; ++g) {
-    load_floats(side.form.scale_dtype, from, g * kTileTokens, kTileTokens, to + g * stride);
-  }
+// Scales or offsets of n tiles for each group along the head dimension: to[group][kPackedChunk].
+inline void load_groups(const PackedSide& side, const PackedTile* tiles, int64_t n, const char* PackedTile::* part,
+                        float* to) {
+  with_floats(side.form.scale_dtype, nullptr, [&](auto* type) {
+    for (int64_t k = 0; k < n; ++k) {
+      const auto* from = reinterpret_cast<decltype(type)>(tiles[k].*part);
+      for (int64_t g = 0; g < side.groups; ++g) {
+        for (int64_t i = 0; i < kTileTokens; i += kLanes) {
+          store(to + g * kPackedChunk + k * kTileTokens + i, load(from + g * kTileTokens + i));
+        }
+      }
+    }
+  });
 }
 inline void load_channels(const PackedSide& side, const void* from, int64_t token, float* to) {
   const int64_t dim = side.form.head_dim;
@@ -30,12 +38,26 @@ inline void load_channels(const PackedSide& side, const void* from, int64_t toke
   for (int64_t d = dim; d < units_of(dim) * 16; ++d) to[d] = 0;
 }
 
+inline bool same_group(const PackedSide& side, const PackedTile& a, const PackedTile& b) {
+  return a.scale == b.scale && a.token / side.form.group_size == b.token / side.form.group_size;
+}
+
+// How many tiles from the one of token t on are computed together: those of a chunk that share their scales, where
+// these are of a group of tokens.
+inline int64_t chunk_tiles(const PackedSide& side, const PackedTile* tiles, int64_t t, int64_t end) {
+  const int64_t most = (lesser(end, (t / kPackedChunk + 1) * kPackedChunk) - t) / kTileTokens;
+  if (!along_tokens(side)) return most;
+  int64_t n = 1;
+  while (n < most && same_group(side, tiles[n], tiles[0])) ++n;
+  return n;
+}
+
 struct ScoreArgs {
-  UnitList list;
-  int64_t groups, units, group_units;  // units of a tile, of a group
-  const GroupTerms* terms;             // [vector][groups]
-  const float *scale, *offset;         // [groups][16]; NULL: in the terms
-  float* scores;                       // of the tile
+  UnitList list;                              // tiles, w: of tile 0 and group 0
+  int64_t tiles, groups, units, group_units;  // units of a tile, of a group
+  const GroupTerms* terms;                    // [vector][groups]
+  const float *scale, *offset;                // [groups][kPackedChunk]; NULL: in the terms
+  float* scores;                              // of tile 0
 };
 
 // Not inlined: the register tile is the function.
@@ -44,23 +66,24 @@ __attribute__((noinline)) void score_packed(const ScoreArgs& args) {
   UnitList list = args.list;
   const int64_t groups = args.groups, group_units = args.group_units, units = args.units;
   const GroupTerms* terms = args.terms;
-  const float *scales = args.scale, *offsets = args.offset;
-  float* scores = args.scores;
-  for (int64_t g = 0; g < groups; ++g) {
-    list.u = g * group_units;
-    list.n = lesser(group_units, units - list.u);
-    list.w = args.list.w + list.u * kUnitWords<kBits>;
-    I sum[kHeads][kRowVectors64];
-    dot_units<kBits, kHeads>(list, sum);
-    for (int v = 0; v < kRowVectors64; ++v) {
-      const V scale = scales != nullptr ? load(scales + g * kTileTokens + v * kLanes) : zero();
-      const V offset = scales != nullptr ? load(offsets + g * kTileTokens + v * kLanes) : zero();
-      for (int h = 0; h < kHeads; ++h) {
-        const GroupTerms& x = terms[h * groups + g];
-        V y = mul_add(to_float(sum[h][v]), set1(x.a), set1(x.b));
-        float* to = scores + h * kPackedStride + v * kLanes;
-        if (scales != nullptr) y = mul_add(scale, y, mul(offset, set1(x.c)));
-        store(to, g == 0 ? y : add(load(to), y));
+  for (int64_t first = 0; first < args.tiles * kTileTokens; first += kTileTokens, ++list.tiles) {
+    for (int64_t g = 0; g < groups; ++g) {
+      list.u = g * group_units;
+      list.n = lesser(group_units, units - list.u);
+      list.w = args.list.w + list.u * kUnitWords<kBits>;
+      Sums<kHeads> sum;
+      dot_units<kBits, kHeads>(list, sum);
+      for (int v = 0; v < kRowVectors64; ++v) {
+        const int64_t token = first + v * kLanes, at = g * kPackedChunk + token;
+        const V scale = args.scale != nullptr ? load(args.scale + at) : zero();
+        const V offset = args.scale != nullptr ? load(args.offset + at) : zero();
+        for (int h = 0; h < kHeads; ++h) {
+          const GroupTerms& x = terms[h * groups + g];
+          V y = mul_add(to_float(sum[h][v]), set1(x.a), set1(x.b));
+          float* to = args.scores + h * kPackedStride + token;
+          if (args.scale != nullptr) y = mul_add(scale, y, mul(offset, set1(x.c)));
+          store(to, g == 0 ? y : add(load(to), y));
+        }
       }
     }
   }
@@ -86,7 +109,7 @@ __attribute__((noinline)) void sum_packed(const SumArgs& args) {
   float* acc = args.acc;
   for (int64_t u = 0, g = 0, left = group_units; u < units; ++u) {
     list.u = u;
-    I sum[kHeads][kRowVectors64];
+    Sums<kHeads> sum;
     dot_units<kBits, kHeads>(list, sum);
     for (int v = 0; v < kRowVectors64; ++v) {
       const int64_t d = u * 16 + v * kLanes;
@@ -136,8 +159,8 @@ void packed_scores(Count<kBits>, const PackedItem& item, const float* q, int64_t
   const bool folded = along_tokens(side);
   int32_t* words = reinterpret_cast<int32_t*>(work.take(item.n * key_pad / 2));
   GroupTerms* terms = reinterpret_cast<GroupTerms*>(work.take(3 * item.n * groups));
-  float* scale = work.take(folded ? key_pad : groups * kTileTokens);
-  float* offset = work.take(folded ? key_pad : groups * kTileTokens);
+  float* scale = work.take(folded ? key_pad : groups * kPackedChunk);
+  float* offset = work.take(folded ? key_pad : groups * kPackedChunk);
   float* scaled = work.take(key_pad);
   const int64_t group_units = folded ? units : lesser(units, (side.form.group_size + 15) / 16);
 
@@ -147,36 +170,34 @@ void packed_scores(Count<kBits>, const PackedItem& item, const float* q, int64_t
         const int64_t u = g * group_units, size = 16 * lesser(group_units, units - u);
         const float* x = q + r * key_pad + u * 16;
         const Factors f = quantize<kBits>(x, size, words + r * word_stride + u * kUnitWords<kBits>);
-        terms[r * groups + g] = {f.scale, kMiddle<kBits> * f.lost, sum_of(x, size)};
+        terms[r * groups + g] = {f.scale, kMiddle<kBits> * sum_lanes(f.lost), sum_of(x, size)};
       }
     }
   }
 
-  const PackedTile* tile = item.k;
-  const char* folded_scale = nullptr;
-  int64_t folded_group = -1;
-  for (int64_t t = item.begin; t < item.end; t += kTileTokens, ++tile) {
+  const PackedTile* tiles = item.k;
+  for (int64_t t = item.begin; t < item.end;) {
+    const int64_t n = chunk_tiles(side, tiles, t, item.end);
     if (!folded) {
-      load_tile_groups(side, tile->scale, scale, kTileTokens);
-      load_tile_groups(side, tile->zero, offset, kTileTokens);
-    } else if (tile->scale != folded_scale || tile->token / side.form.group_size != folded_group) {
-      folded_scale = tile->scale;
-      folded_group = tile->token / side.form.group_size;
-      load_channels(side, tile->scale, tile->token, scale);
-      load_channels(side, tile->zero, tile->token, offset);
+      load_groups(side, tiles, n, &PackedTile::scale, scale);
+      load_groups(side, tiles, n, &PackedTile::zero, offset);
+    } else if (t == item.begin || !same_group(side, tiles[-1], tiles[0])) {
+      load_channels(side, tiles->scale, tiles->token, scale);
+      load_channels(side, tiles->zero, tiles->token, offset);
       for (int64_t r = 0; r < item.n; ++r) {
         V constant = zero();
         for (int64_t d = 0; d < units * 16; d += kLanes) {
-          const V x = load(q + r * key_pad + d), y = mul(x, load(scale + d));
-          store(scaled + d, y);
-          constant = mul_add(x, load(offset + d), mul_add(y, zero(), constant));
+          const V x = load(q + r * key_pad + d);
+          store(scaled + d, mul(x, load(scale + d)));
+          constant = mul_add(x, load(offset + d), constant);
         }
         const Factors f = quantize<kBits>(scaled, units * 16, words + r * word_stride);
-        terms[r] = {f.scale, kMiddle<kBits> * f.lost + sum_lanes(constant), 0};
+        terms[r] = {f.scale, sum_lanes(mul_add(set1(kMiddle<kBits>), f.lost, constant)), 0};
       }
     }
     for (int64_t r = 0; r < item.n; r += kPackedHeads) {
-      const ScoreArgs args = {{tile, 0, 0, 1, units, side.high_plane, words + r * word_stride, word_stride},
+      const ScoreArgs args = {{tiles, 0, 0, 1, units, side.high_plane, words + r * word_stride, word_stride},
+                              n,
                               groups,
                               units,
                               group_units,
@@ -186,6 +207,8 @@ void packed_scores(Count<kBits>, const PackedItem& item, const float* q, int64_t
                               scores + r * kPackedStride + t};
       with_count<kPackedHeads>(item.n - r, [&](auto count) { score_packed<kBits, decltype(count)::value>(args); });
     }
+    t += n * kTileTokens;
+    tiles += n;
   }
 }
 
@@ -206,24 +229,13 @@ void packed_sum(Count<kBits>, const PackedItem& item, const float* weights, floa
 
   const PackedTile* tiles = item.v;
   for (int64_t t = item.begin; t < item.end;) {
-    const int64_t limit = lesser(item.end, (t / kPackedChunk + 1) * kPackedChunk);
-    const char* chunk_scale = nullptr;
-    int64_t n = 0, chunk_group = 0;
-    for (; t + n * kTileTokens < limit; ++n) {
-      const PackedTile& tile = tiles[n];
-      if (channels) {
-        const int64_t group = tile.token / side.form.group_size;
-        if (n > 0 && (tile.scale != chunk_scale || group != chunk_group)) break;
-        chunk_scale = tile.scale;
-        chunk_group = group;
-        if (n == 0) {
-          load_channels(side, tile.scale, tile.token, scale);
-          load_channels(side, tile.zero, tile.token, offset);
-        }
-      } else {
-        load_tile_groups(side, tile.scale, scale + n * kTileTokens, kPackedChunk);
-        load_tile_groups(side, tile.zero, offset + n * kTileTokens, kPackedChunk);
-      }
+    const int64_t n = chunk_tiles(side, tiles, t, item.end);
+    if (channels) {
+      load_channels(side, tiles->scale, tiles->token, scale);
+      load_channels(side, tiles->zero, tiles->token, offset);
+    } else {
+      load_groups(side, tiles, n, &PackedTile::scale, scale);
+      load_groups(side, tiles, n, &PackedTile::zero, offset);
     }
 
     const int64_t tokens = n * kTileTokens;
@@ -231,7 +243,7 @@ void packed_sum(Count<kBits>, const PackedItem& item, const float* weights, floa
       const float* p = weights + r * kPackedStride + t;
       if (channels) {
         const Factors f = quantize<kBits>(p, tokens, words + r * word_stride);
-        terms[r] = {f.scale, kMiddle<kBits> * f.lost, sum_of(p, tokens)};
+        terms[r] = {f.scale, kMiddle<kBits> * sum_lanes(f.lost), sum_of(p, tokens)};
         continue;
       }
       for (int64_t g = 0; g < groups; ++g) {
@@ -242,10 +254,10 @@ void packed_sum(Count<kBits>, const PackedItem& item, const float* weights, floa
           const V o = select_ge(zero(), x, zero(), load(offset + g * kPackedChunk + i));
           const V y = mul(x, s);
           store(scaled + i, y);
-          constant = mul_add(x, o, mul_add(y, zero(), constant));
+          constant = mul_add(x, o, constant);
         }
         const Factors f = quantize<kBits>(scaled, tokens, words + r * word_stride + g * group_words);
-        terms[r * groups + g] = {f.scale, kMiddle<kBits> * f.lost + sum_lanes(constant), 0};
+        terms[r * groups + g] = {f.scale, sum_lanes(mul_add(set1(kMiddle<kBits>), f.lost, constant)), 0};
       }
     }
     for (int64_t r = 0; r < item.n; r += kPackedHeads) {

@@ -67,9 +67,12 @@ struct UnitList {
   int64_t w_stride;
 };
 
+template <int kHeads>
+using Sums = I[kHeads][kRowVectors64];
+
 template <int kBits, int kHeads, int kRow>
 KVPLUG_INLINE void add_row(const uint8_t* tile, int64_t unit, int64_t high_plane, const int32_t* w, int64_t w_stride,
-                           I (&acc)[kHeads][kRowVectors64]) {
+                           Sums<kHeads>& first, Sums<kHeads>& second) {
   I c[kRowVectors64];
   for (int v = 0; v < kRowVectors64; ++v) c[v] = unit_row<kBits, kRow>(tile, unit, high_plane, v);
   if constexpr (kWide<kBits>) {
@@ -78,28 +81,30 @@ KVPLUG_INLINE void add_row(const uint8_t* tile, int64_t unit, int64_t high_plane
     for (int v = 0; v < kRowVectors64; ++v) odd[v] = shift_right16<8>(c[v]);
     for (int h = 0; h < kHeads; ++h) {
       const I a = broadcast(w[h * w_stride + 2 * kRow]), b = broadcast(w[h * w_stride + 2 * kRow + 1]);
-      for (int v = 0; v < kRowVectors64; ++v) acc[h][v] = dot16(acc[h][v], even[v], a);
-      for (int v = 0; v < kRowVectors64; ++v) acc[h][v] = dot16(acc[h][v], odd[v], b);
-      for (int v = 0; v < kRowVectors64; ++v) settle(acc[h][v]);
+      for (int v = 0; v < kRowVectors64; ++v) first[h][v] = dot16(first[h][v], even[v], a);
+      for (int v = 0; v < kRowVectors64; ++v) second[h][v] = dot16(second[h][v], odd[v], b);
+      for (int v = 0; v < kRowVectors64; ++v) settle(first[h][v]), settle(second[h][v]);
     }
   } else {
+    Sums<kHeads>& to = kRow % 2 == 0 ? first : second;
     for (int h = 0; h < kHeads; ++h) {
       const I a = broadcast(w[h * w_stride + kRow]);
-      for (int v = 0; v < kRowVectors64; ++v) acc[h][v] = dot8(acc[h][v], c[v], a);
-      for (int v = 0; v < kRowVectors64; ++v) settle(acc[h][v]);
+      for (int v = 0; v < kRowVectors64; ++v) to[h][v] = dot8(to[h][v], c[v], a);
+      for (int v = 0; v < kRowVectors64; ++v) settle(to[h][v]);
     }
   }
 }
 
 template <int kHeads>
-KVPLUG_INLINE void clear(I (&acc)[kHeads][kRowVectors64]) {
+KVPLUG_INLINE void clear(Sums<kHeads>& sums) {
   for (int h = 0; h < kHeads; ++h) {
-    for (int v = 0; v < kRowVectors64; ++v) acc[h][v] = zero_int();
+    for (int v = 0; v < kRowVectors64; ++v) sums[h][v] = zero_int();
   }
 }
 
+// Every other row is added to `second`, which may be `first`.
 template <int kBits, int kHeads>
-KVPLUG_INLINE void add_unit(const UnitList& list, int64_t i, I (&acc)[kHeads][kRowVectors64]) {
+KVPLUG_INLINE void add_unit(const UnitList& list, int64_t i, Sums<kHeads>& first, Sums<kHeads>& second) {
   const PackedTile* at = list.tiles + i * list.tile_step;
   const uint8_t *tile = at->data, *ahead = at[kTilesAhead].data;
   const int64_t unit = list.u + i * list.u_step;
@@ -107,23 +112,30 @@ KVPLUG_INLINE void add_unit(const UnitList& list, int64_t i, I (&acc)[kHeads][kR
   for (int64_t line = 0; line < (kBits == 8 ? 256 : kBits == 4 ? 128 : 64); line += 64) {
     __builtin_prefetch(ahead + unit_bytes<kBits>(unit) + line);
   }
-  add_row<kBits, kHeads, 0>(tile, unit, list.high_plane, w, list.w_stride, acc);
-  add_row<kBits, kHeads, 1>(tile, unit, list.high_plane, w, list.w_stride, acc);
-  add_row<kBits, kHeads, 2>(tile, unit, list.high_plane, w, list.w_stride, acc);
-  add_row<kBits, kHeads, 3>(tile, unit, list.high_plane, w, list.w_stride, acc);
+  add_row<kBits, kHeads, 0>(tile, unit, list.high_plane, w, list.w_stride, first, second);
+  add_row<kBits, kHeads, 1>(tile, unit, list.high_plane, w, list.w_stride, first, second);
+  add_row<kBits, kHeads, 2>(tile, unit, list.high_plane, w, list.w_stride, first, second);
+  add_row<kBits, kHeads, 3>(tile, unit, list.high_plane, w, list.w_stride, first, second);
 }
 
 template <int kBits, int kHeads>
-KVPLUG_INLINE void dot_units(const UnitList& list, I (&sum)[kHeads][kRowVectors64]) {
-  clear(sum);
-  if constexpr (kWide<kBits> || kDotBytes) {
-    for (int64_t i = 0; i < list.n; ++i) add_unit<kBits, kHeads>(list, i, sum);
+KVPLUG_INLINE void dot_units(const UnitList& list, Sums<kHeads>& sum) {
+  clear<kHeads>(sum);
+  if constexpr (kDotBytes) {  // a dot product waits for the one before: two chains a vector keep the CPU busy
+    Sums<kHeads> second;
+    clear<kHeads>(second);
+    for (int64_t i = 0; i < list.n; ++i) add_unit<kBits, kHeads>(list, i, sum, second);
+    for (int h = 0; h < kHeads; ++h) {
+      for (int v = 0; v < kRowVectors64; ++v) sum[h][v] = add32(sum[h][v], second[h][v]);
+    }
+  } else if constexpr (kWide<kBits>) {
+    for (int64_t i = 0; i < list.n; ++i) add_unit<kBits, kHeads>(list, i, sum, sum);
   } else {
     for (int64_t i = 0; i < list.n;) {
-      I acc[kHeads][kRowVectors64];
-      clear(acc);
+      Sums<kHeads> acc;
+      clear<kHeads>(acc);
       for (const int64_t stop = lesser(list.n, i + kUnitsBetween<kBits>); i < stop; ++i) {
-        add_unit<kBits, kHeads>(list, i, acc);
+        add_unit<kBits, kHeads>(list, i, acc, acc);
       }
       for (int h = 0; h < kHeads; ++h) {
         for (int v = 0; v < kRowVectors64; ++v) {
@@ -134,9 +146,11 @@ KVPLUG_INLINE void dot_units(const UnitList& list, I (&sum)[kHeads][kRowVectors6
   }
 }
 
-// x[0..n), n a multiple of 16, as integer factors: x = scale * factor, the sum of what rounding took in `lost`.
+// x[0..n), n a multiple of 16, as integer factors: x = scale * factor, what rounding took summed in the lanes of
+// `lost`. A NaN or infinite x makes `lost` NaN.
 struct Factors {
-  float scale, lost;
+  float scale;
+  V lost;
 };
 template <int kBits>
 inline Factors quantize(const float* x, int64_t n, int32_t* words) {
@@ -160,7 +174,7 @@ inline Factors quantize(const float* x, int64_t n, int32_t* words) {
     }
   }
   const float scale = usable ? most / kFactorLimit<kBits> : 0.0f;
-  return {scale, sum_lanes(sum) - scale * sum_lanes(rounded)};
+  return {scale, sub(sum, mul(set1(scale), rounded))};
 }
 
 }  // namespace

@@ -21,11 +21,14 @@ struct PackedItem {
   void find_tiles() {
     PageCursor cursor(*call, row, origin + begin);
     PackedTile *to_k = k, *to_v = v;
-    for (int64_t t = begin; t < end; t += kTileTokens) {
+    for (int64_t t = begin; t < end;) {
       int64_t inside;
       const kvp_qpage& page = cursor.seek(origin + t, &inside);
-      *to_k++ = tile_at(call->k, page, inside, kv_head);
-      *to_v++ = tile_at(call->v, page, inside, kv_head);
+      const PageSide k_side(call->k, page, kv_head), v_side(call->v, page, kv_head);
+      for (; inside < page.count && t < end; inside += kTileTokens, t += kTileTokens) {
+        *to_k++ = k_side.tile(inside);
+        *to_v++ = v_side.tile(inside);
+      }
     }
     for (int64_t i = 0; i < kTilesAhead; ++i) to_v[i] = to_v[-1];
     for (int64_t i = 0; i < kTilesAhead; ++i) to_k[i] = v[i];
@@ -42,19 +45,20 @@ struct Carver {
   }
 };
 
+// f(p), p: the numbers at `from` as what they are.
+template <class F>
+inline void with_floats(kvp_dtype type, const void* from, F&& f) {
+  if (type.bits == 32) return f(static_cast<const float*>(from));
+  if (type.code == KVP_DTYPE_BFLOAT) return f(static_cast<const Bf16*>(from));
+  f(static_cast<const F16*>(from));
+}
+
 inline void load_floats(kvp_dtype type, const void* from, int64_t at, int64_t n, float* to) {
-  const auto convert = [&](const auto* p) {
+  with_floats(type, from, [&](const auto* p) {
     for (int64_t i = 0; i < n; i += kLanes) {
       store(to + i, n - i >= kLanes ? load(p + at + i) : load_first(p + at + i, n - i));
     }
-  };
-  if (type.bits == 32) {
-    convert(static_cast<const float*>(from));
-  } else if (type.code == KVP_DTYPE_BFLOAT) {
-    convert(static_cast<const Bf16*>(from));
-  } else {
-    convert(static_cast<const F16*>(from));
-  }
+  });
 }
 
 }  // namespace

@@ -40,16 +40,26 @@ namespace {
 inline bool along_tokens(const PackedSide& s) { return s.form.group_dim == KVP_GROUP_TOKENS; }
 inline int64_t units_of(int64_t dim) { return (dim + 15) / 16; }
 
-inline PackedTile tile_at(const PackedSide& s, const kvp_qpage& page, int64_t token, int64_t kv_head) {
-  const uint32_t at = static_cast<uint32_t>(token), size = static_cast<uint32_t>(s.block);
-  const int64_t block = size == 16 ? at / 16 : at / size, inside = token - block * s.block;
-  const auto part = [&](int i) {
-    return static_cast<const char*>(page.parts[s.first_part + i]) + kv_head * s.head_stride[i] +
-           block * s.block_stride[i];
-  };
-  return {reinterpret_cast<const uint8_t*>(part(0)) + inside / kTileTokens * s.tile_bytes, part(1),
-          s.form.float8() ? nullptr : part(2), inside};
-}
+// One side of a page, of one K/V head.
+class PageSide {
+ public:
+  PageSide(const PackedSide& side, const kvp_qpage& page, int64_t kv_head) : side_(side) {
+    for (int i = 0; i < (side.form.float8() ? 2 : 3); ++i) {
+      parts_[i] = static_cast<const char*>(page.parts[side.first_part + i]) + kv_head * side.head_stride[i];
+    }
+  }
+  PackedTile tile(int64_t token) const {
+    const uint32_t at = static_cast<uint32_t>(token), size = static_cast<uint32_t>(side_.block);
+    const int64_t block = size == 16 ? at / 16 : at / size, inside = token - block * side_.block;
+    const auto part = [&](int i) { return parts_[i] + block * side_.block_stride[i]; };
+    return {reinterpret_cast<const uint8_t*>(part(0)) + inside / kTileTokens * side_.tile_bytes, part(1),
+            parts_[2] == nullptr ? nullptr : part(2), inside};
+  }
+
+ private:
+  const PackedSide& side_;
+  const char* parts_[3] = {};
+};
 
 // Walks the pages of a row.
 struct PageCursor {

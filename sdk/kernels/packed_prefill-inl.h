@@ -29,7 +29,7 @@ inline void unpack_rows(const PackedCall& call, const PackedSide& side, int64_t 
   for (int64_t t = begin / kTileTokens * kTileTokens; t < end; t += kTileTokens) {
     int64_t inside;
     const kvp_qpage& page = cursor.seek(block * kBlockTokens + t, &inside);
-    const PackedTile tile = tile_at(side, page, inside, kv_head);
+    const PackedTile tile = PageSide(side, page, kv_head).tile(inside);
     unpack_tile(side.form, reinterpret_cast<const std::byte*>(tile.data), codes);
     if (side.form.float8()) {
       load_floats(side.form.scale_dtype, tile.scale, 0, kTileTokens, scale);
@@ -37,8 +37,8 @@ inline void unpack_rows(const PackedCall& call, const PackedSide& side, int64_t 
       load_channels(side, tile.scale, tile.token, scale);
       load_channels(side, tile.zero, tile.token, offset);
     } else {
-      load_tile_groups(side, tile.scale, scale, kTileTokens);
-      load_tile_groups(side, tile.zero, offset, kTileTokens);
+      load_groups(side, &tile, 1, &PackedTile::scale, scale);
+      load_groups(side, &tile, 1, &PackedTile::zero, offset);
     }
     for (int64_t i = 0; i < kTileTokens; ++i) {
       float* to = rows + (t + i) * pad;
@@ -48,7 +48,7 @@ inline void unpack_rows(const PackedCall& call, const PackedSide& side, int64_t 
         continue;
       }
       for (int64_t d = 0; d < dim; d += kLanes) {  // the codes of the last row end in scratch
-        const int64_t g = channels ? 0 : d / step * kTileTokens + i;
+        const int64_t g = channels ? 0 : d / step * kPackedChunk + i;
         const V s = channels ? load(scale + d) : set1(scale[g]), o = channels ? load(offset + d) : set1(offset[g]);
         store(to + d, mul_add(to_float(load_codes(codes + i * dim + d)), s, o));
       }

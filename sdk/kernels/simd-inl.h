@@ -122,6 +122,19 @@ inline void store_sums(float* p, V a, V b, V c, V d) {
   const __m512i pick = _mm512_setr_epi32(0, 8, 4, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
   _mm_storeu_ps(p, _mm512_castps512_ps128(_mm512_permutexvar_ps(pick, x)));
 }
+inline __m256 upper_half(V x) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1)); }
+inline float sum_lanes(V x) {
+  const __m256 y = _mm256_add_ps(_mm512_castps512_ps256(x), upper_half(x));
+  __m128 z = _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
+  z = _mm_add_ps(z, _mm_permute_ps(z, 0x4e));
+  return _mm_cvtss_f32(_mm_add_ss(z, _mm_movehdup_ps(z)));
+}
+inline float max_lane(V x) {
+  const __m256 y = _mm256_max_ps(_mm512_castps512_ps256(x), upper_half(x));
+  __m128 z = _mm_max_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
+  z = _mm_max_ps(z, _mm_permute_ps(z, 0x4e));
+  return _mm_cvtss_f32(_mm_max_ss(z, _mm_movehdup_ps(z)));
+}
 
 inline void store_first(float* p, V x, int64_t n) {
   _mm512_mask_storeu_ps(p, static_cast<__mmask16>(first_bits(n)), x);
@@ -193,6 +206,15 @@ inline void store_sums(float* p, V a, V b, V c, V d) {
   const V x = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
   _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
 }
+inline float sum_lanes(V x) {
+  const V y = _mm256_hadd_ps(x, x), z = _mm256_hadd_ps(y, y);
+  return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(z), _mm256_extractf128_ps(z, 1)));
+}
+inline float max_lane(V x) {
+  __m128 z = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  z = _mm_max_ps(z, _mm_permute_ps(z, 0x4e));
+  return _mm_cvtss_f32(_mm_max_ss(z, _mm_movehdup_ps(z)));
+}
 
 #else
 
@@ -263,6 +285,11 @@ inline void store_sums(float* p, V a, V b, V c, V d) {
   p[2] = (c[0] + c[1]) + (c[2] + c[3]);
   p[3] = (d[0] + d[1]) + (d[2] + d[3]);
 }
+inline float sum_lanes(V x) { return (x[0] + x[1]) + (x[2] + x[3]); }
+inline float max_lane(V x) {
+  const float a = x[0] > x[1] ? x[0] : x[1], b = x[2] > x[3] ? x[2] : x[3];
+  return a > b ? a : b;
+}
 
 #endif
 
@@ -327,20 +354,6 @@ inline V unless_number(V x) { return select_ge(x, set1(-__builtin_inff()), zero(
 inline float first_lane(V x) {
   float t[kLanes];
   store(t, x);
-  return t[0];
-}
-
-inline float max_lane(V x) {
-  float t[kLanes];
-  store(t, x);
-  float m = t[0];
-  for (int i = 1; i < kLanes; ++i) m = t[i] > m ? t[i] : m;
-  return m;
-}
-
-inline float sum_lanes(V x) {
-  float t[4];
-  store_sums(t, x, x, x, x);
   return t[0];
 }
 
