@@ -6,6 +6,7 @@
 #include <chrono>
 #include <numeric>
 #include <random>
+#include <span>
 
 #include "api/events.h"
 #include "api/load_model.h"
@@ -42,53 +43,60 @@ Prompts read_prompts(const Effective& effective) {
   return out;
 }
 
-// Of the batch that takes the most: fresh rows end in one column, so shorter prompts are padded to the longest.
-generate::SlotNeed need_of(const Effective& effective, const std::vector<generate::TaskPrompt>& prompts) {
+// The batches of a run; fresh rows end in one column, so shorter prompts are padded to the longest. One row of one
+// token stands for a run that has none.
+std::vector<report::BatchShape> batches_of(const Effective& effective,
+                                           const std::vector<generate::TaskPrompt>& prompts) {
   const int64_t positions = effective.model->max_position_embeddings;
-  const auto batch = static_cast<size_t>(effective.run.input.batch_size);
+  const auto size = static_cast<size_t>(effective.run.input.batch_size);
   const auto tokens_of = [](const generate::TaskPrompt& prompt) {
     return std::max<int64_t>(static_cast<int64_t>(prompt.ids.size()), 1);  // nothing at all starts with BOS
   };
-  generate::SlotNeed need;
-  if (prompts.empty()) need.include(1, generate::final_length(effective.run.generation, 1, positions) - 1);
-  for (size_t first = 0; first < prompts.size(); first += batch) {
-    const auto members = std::span(prompts).subspan(first, std::min(batch, prompts.size() - first));
+  std::vector<report::BatchShape> out;
+  generate::SlotNeed most;
+  for (size_t first = 0; first < prompts.size(); first += size) {
+    std::vector<const generate::TaskPrompt*> members;
     int64_t longest = 0;
-    for (const generate::TaskPrompt& prompt : members) longest = std::max(longest, tokens_of(prompt));
-    for (const generate::TaskPrompt& prompt : members) {
-      const int64_t tokens = tokens_of(prompt);
-      need.include(longest, generate::final_length(prompt.settings, tokens, positions) - tokens);
+    for (size_t i = first; i < std::min(first + size, prompts.size()); ++i) {
+      if (prompts[i].error) continue;
+      members.push_back(&prompts[i]);
+      longest = std::max(longest, tokens_of(prompts[i]));
     }
+    if (members.empty()) continue;
+    generate::SlotNeed need;
+    for (const generate::TaskPrompt* prompt : members) {
+      const int64_t tokens = tokens_of(*prompt);
+      need.include(longest, generate::final_length(prompt->settings, tokens, positions) - tokens);
+    }
+    out.push_back({static_cast<int64_t>(members.size()), need.slots()});
+    most.include(need.prompt, need.new_tokens);
   }
-  generate::check_max_cache_len(need, effective.run);
-  return need;
+  if (out.empty()) {
+    most.include(1, generate::final_length(effective.run.generation, 1, positions) - 1);
+    out.push_back({1, most.slots()});
+  }
+  generate::check_max_cache_len(most, effective.run);
+  return out;
 }
 
-report::RunPlan make_plan(HostState& host, const Effective& effective, const std::vector<generate::TaskPrompt>& prompts,
-                          const generate::SlotNeed& need) {
-  const auto batch = static_cast<size_t>(effective.run.input.batch_size);
-  return report::plan_run(host.registry, effective.run, *effective.model,
-                          static_cast<int64_t>(std::clamp<size_t>(prompts.size(), 1, batch)), need.slots());
-}
-
-report::RunPlan make_plan(HostState& host, const Effective& effective) {
-  const Prompts prompts = read_prompts(effective);
-  return make_plan(host, effective, prompts.all, need_of(effective, prompts.all));
+report::RunPlan make_plan(HostState& host, const Effective& effective, std::span<const report::BatchShape> batches) {
+  return report::plan_run(host.registry, effective.run, *effective.model, batches);
 }
 
 // Of the run as it is after falling back, which `other` becomes.
-report::RunPlan plan_fallback(HostState& host, Effective& other, const report::RunPlan& plan) {
+report::RunPlan plan_fallback(HostState& host, Effective& other, std::span<const report::BatchShape> batches) {
   generate::take_fallback(other.run);
-  return report::plan_run(host.registry, other.run, *other.model, plan.batch, plan.tokens);
+  return make_plan(host, other, batches);
 }
 
 // The plan's document, with what the run would fall back to.
-nlohmann::json plan_document(HostState& host, const Effective& effective, const report::RunPlan& plan) {
+nlohmann::json plan_document(HostState& host, const Effective& effective, std::span<const report::BatchShape> batches,
+                             const report::RunPlan& plan) {
   nlohmann::json out = report::plan_json(plan, effective.run, *effective.model);
   out["oom_fallback"] = nullptr;
   if (effective.run.cache.oom_fallback) {
     Effective other = effective;
-    const report::RunPlan its = plan_fallback(host, other, plan);
+    const report::RunPlan its = plan_fallback(host, other, batches);
     out["oom_fallback"] = report::plan_json(its, other.run, *other.model);
   }
   return out;
@@ -103,7 +111,8 @@ kvplug_status kvplug_plan_run(kvplug_host* host, const kvplug_config* config, kv
   return border(err, [&] {
     HostState& state = *need(host, "host").state;
     const Effective effective = make_effective(state, need(config, "config").config, ModelNeed::kRequired);
-    const report::RunPlan plan = make_plan(state, effective);
+    const auto batches = batches_of(effective, read_prompts(effective).all);
+    const report::RunPlan plan = make_plan(state, effective, batches);
     if (out) {
       const auto tier = [&](int index) {
         const auto& bytes = plan.cache.total.reserved[index];
@@ -123,7 +132,7 @@ kvplug_status kvplug_plan_run(kvplug_host* host, const kvplug_config* config, kv
       full.fits = plan.fits ? 1 : 0;
       std::memcpy(out, &full, std::min(out->struct_size, sizeof full));
     }
-    if (json) give(json, plan_document(state, effective, plan));
+    if (json) give(json, plan_document(state, effective, batches, plan));
   });
 }
 
@@ -157,7 +166,8 @@ kvplug_status kvplug_run(kvplug_host* host, const kvplug_config* config, const k
     if (!run.run.seed) run.run.seed = std::random_device{}();
     const model::Description description = *effective.model;
     if (run.run.task == "plan") {
-      give(json, plan_document(*state, effective, make_plan(*state, effective)));
+      const auto batches = batches_of(effective, read_prompts(effective).all);
+      give(json, plan_document(*state, effective, batches, make_plan(*state, effective, batches)));
       return;
     }
     Prompts prompts = read_prompts(effective);
@@ -168,13 +178,13 @@ kvplug_status kvplug_run(kvplug_host* host, const kvplug_config* config, const k
     }
     if (run.output.logits_path) report::check_writable(*run.output.logits_path, run.output.overwrite);
     uint64_t planned_fallbacks = 0;
-    const generate::SlotNeed need = need_of(effective, prompts.all);
+    const auto batches = batches_of(effective, prompts.all);
     // A cache that cannot be made is refused before the weights are read, and so is the one to fall back to.
     const auto check = [&] {
-      const report::RunPlan plan = make_plan(*state, effective, prompts.all, need);
+      const report::RunPlan plan = make_plan(*state, effective, batches);
       if (run.cache.oom_fallback) {
         Effective other = effective;
-        plan_fallback(*state, other, plan);
+        plan_fallback(*state, other, batches);
       }
       if (run.memory.plan == "off") return;
       for (const int tier : {KVP_TIER_HOST, KVP_TIER_DEVICE}) {

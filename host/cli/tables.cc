@@ -43,6 +43,13 @@ std::string layers_text(const nlohmann::json& layers) {
   return out;
 }
 
+// The layers of a cache and what is to be said of it.
+std::string served_text(const nlohmann::json& cache) {
+  std::string out = layers_text(cache["layers"]);
+  for (const auto& advice : cache["advice"]) out += "advice: " + value_text(advice) + "\n";
+  return out;
+}
+
 void settings_lines(const std::string& prefix, const nlohmann::json& node, std::string& out) {
   if (node.is_object() && node.contains("value") && node.contains("origin")) {
     if (node["origin"] == "default") return;
@@ -156,14 +163,16 @@ std::string explain_text(const nlohmann::json& explain) {
     if (!cache["max_cache_len"].is_null()) {
       out += fmt::format("capacity  {} tokens a row (max_cache_len)\n", cache["max_cache_len"].dump());
     }
-    out += layers_text(cache["layers"]);
-    for (const auto& advice : cache["advice"]) out += "advice: " + value_text(advice) + "\n";
+    out += served_text(cache);
     const auto& prepared = cache["prepared_step"];
     const auto answer = [](const nlohmann::json& step) {
       return step["used"].get<bool>() ? "yes" : "no (" + value_text(step["reason"]) + ")";
     };
     out += "prepared step: " + answer(prepared) + "\n";
     if (executor.contains("device")) out += "captured step: " + answer(cache["captured_step"]) + "\n";
+    if (const auto& other = cache["oom_fallback"]; !other.is_null()) {
+      out += fmt::format("if memory runs out: {}\n", value_text(other["implementation"])) + served_text(other);
+    }
   }
   out += fmt::format("stop ids  {}\n", list_text(model["eos_token_id"]));
   if (executor.contains("error")) {

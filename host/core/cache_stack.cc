@@ -84,6 +84,19 @@ class Stack final : public CacheStack {
   int64_t batch() const override { return batch_; }
   const StackParams& params() const override { return params_; }
   const std::vector<LayerPlacement>& placements() const override { return layout_.placements; }
+  kvp_memory planned(std::span<const kvp_layer> layers, const StackParams& params, int64_t batch,
+                     int64_t tokens) const override {
+    kvp_memory total{};
+    total.struct_size = sizeof total;
+    for (Group group : layout_.groups) {
+      for (Part& part : group.parts) {
+        const kvp_layer& given = layers[static_cast<size_t>(part.layer)];
+        if (part.spec.kind == KVP_LAYER_STATE) part.spec.slots = given.slots, part.spec.n_slots = given.n_slots;
+      }
+      add_memory(total, plan_group(group, params, batch, tokens));
+    }
+    return total;
+  }
   std::string unprepared() const override { return why_unprepared(layout_); }
   std::string uncaptured() const override { return refused_.empty() ? why_uncaptured(layout_) : refused_; }
   uint64_t bound() const override { return bound_; }

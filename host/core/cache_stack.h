@@ -80,6 +80,10 @@ class CacheStack {
   virtual int64_t seen() const = 0;                       // tokens of the longest row, padding included
   virtual const StackParams& params() const = 0;
   virtual const std::vector<LayerPlacement>& placements() const = 0;
+  // What this stack would hold, as plan() has it for one that is yet to be made; no plugin is probed, so what only
+  // making a cache needs may be gone by now. layers: those it was made from, for the slots of STATE layers.
+  virtual kvp_memory planned(std::span<const kvp_layer> layers, const StackParams& params, int64_t batch,
+                             int64_t tokens) const = 0;
   // Why a decode step cannot run prepared (KVP_CALL_PREPARED: no decision, no allocation); "" if it can.
   virtual std::string unprepared() const = 0;
 

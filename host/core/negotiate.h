@@ -55,6 +55,9 @@ Layout negotiate(Registry& registry, std::span<const kvp_layer> layers, const Ca
 // What a group's create would be given. `layers` is kept alive by the caller.
 kvp_cache_create create_args(const Group& group, const std::vector<kvp_layer>& layers, const StackParams& params);
 
+// What its cache would hold, by the plugin's plan().
+kvp_memory plan_group(const Group& group, const StackParams& params, int64_t batch, int64_t tokens);
+
 // Why a decode step on this layout cannot run prepared: storage that moves, a layer that is not attended to by its
 // plugin. "" if it can.
 std::string why_unprepared(const Layout& layout);

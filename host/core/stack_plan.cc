@@ -5,7 +5,6 @@
 #include "core/negotiate.h"
 
 namespace kvplug {
-namespace {
 
 kvp_memory plan_group(const Group& group, const StackParams& params, int64_t batch, int64_t tokens) {
   const std::vector<kvp_layer> layers = group.layers();
@@ -15,8 +14,6 @@ kvp_memory plan_group(const Group& group, const StackParams& params, int64_t bat
   call_plugin(*group.plugin->library, "plan", group.plugin->iface.plan, &create, batch, tokens, &memory);
   return memory;
 }
-
-}  // namespace
 
 StackPlan CacheStack::plan(Registry& registry, std::span<const kvp_layer> layers, const CacheChoice& wanted,
                            const StackParams& params, int64_t batch, int64_t tokens) {

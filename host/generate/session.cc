@@ -148,13 +148,17 @@ void Session::State::drop_stack() {
 kvp_memory Session::State::plan(int64_t slots) const {
   auto batch = static_cast<int64_t>(rows.size());
   int64_t tokens = run.generation.max_cache_len.value_or(slots);
-  if (stack && capacity_of(*stack) >= slots) {  // it holds what it was made for, whatever this run needs of it
+  const int64_t most = stack ? capacity_of(*stack) : -1;
+  if (most >= slots) {  // it holds what it was made for, whatever this run needs of it
     tokens = stack->params().tokens;
     batch = std::max(batch, stack->params().batch);
   }
-  const kvp_memory total = CacheStack::plan(*context.registry, context.executor->description().cache_layers(),
-                                            cache_choice(run), params(batch, tokens), batch, slots)
-                               .total;
+  const auto layers = context.executor->description().cache_layers();
+  const StackParams how = params(batch, tokens);
+  const bool stays = stack && (most < 0 || most >= slots);
+  const kvp_memory total =
+      stays ? stack->planned(layers, how, batch, slots)
+            : CacheStack::plan(*context.registry, layers, cache_choice(run), how, batch, slots).total;
   for (const int tier : {KVP_TIER_HOST, KVP_TIER_DEVICE}) {
     const auto usable = usable_in(tier, run.memory);
     if (run.memory.plan != "off" && usable) check_fits(tier, weights(tier), total.peak[tier], *usable);

@@ -48,7 +48,8 @@ struct Session::State {
   bool may_fall_back() const { return use_cache && !lent && run.cache.oom_fallback.has_value(); }
   // Ends the stack, gives its memory back to the system, and takes the other kind.
   void fall_back();
-  // Plans the stack for rows of up to `slots` slots and checks the plan against the memory limit.
+  // Plans the stack, or the one to be made in its place, for rows of up to `slots` slots and checks the plan against
+  // the memory limit.
   kvp_memory plan(int64_t slots) const;
   // Makes stack and runner for rows of up to `slots` slots and forwards of up to `query` tokens, checking the memory
   // plan first. Keeps what is there when it is large enough.

@@ -5,6 +5,7 @@
 
 #include "core/registry.h"
 #include "generate/generation.h"
+#include "generate/memory_limit.h"
 #include "generate/session.h"
 #include "model/executor.h"
 #include "report/advice.h"
@@ -12,13 +13,10 @@
 
 namespace kvplug::report {
 
-nlohmann::json explain_run(Registry& registry, const config::Config& config, const config::Run& run,
-                           const model::Description& model, const nlohmann::json& executor) {
-  nlohmann::json settings = nlohmann::json::object();
-  for (const char* section :
-       {"run", "model", "tokenizer", "input", "generation", "cache", "memory", "plugins", "output"}) {
-    settings[section] = config.get(section);
-  }
+namespace {
+
+// The cache of a run: who serves which layer, how, and with what options.
+nlohmann::json explain_cache(Registry& registry, const config::Run& run, const model::Description& model) {
   nlohmann::json layers = nlohmann::json::array();
   nlohmann::json choices = nlohmann::json::array(), advice = nlohmann::json::array();
   std::string unprepared = "use_cache = false", uncaptured = unprepared;
@@ -49,6 +47,34 @@ nlohmann::json explain_run(Registry& registry, const config::Config& config, con
       layers.back()["quantizer_value"] = p.quantizer_value;
     }
   }
+  return {{"implementation",
+           run.generation.use_cache ? nlohmann::json(run.generation.cache_implementation) : nlohmann::json(nullptr)},
+          {"layers", layers},
+          {"choices", choices},
+          {"advice", advice},
+          {"prepared_step", generate::prepared_json(unprepared)},
+          {"captured_step", generate::captured_json(model::on_device(run.model.device), uncaptured)},
+          {"max_cache_len",
+           run.generation.max_cache_len ? nlohmann::json(*run.generation.max_cache_len) : nlohmann::json(nullptr)},
+          {"require", run.cache.negotiation.require}};
+}
+
+}  // namespace
+
+nlohmann::json explain_run(Registry& registry, const config::Config& config, const config::Run& run,
+                           const model::Description& model, const nlohmann::json& executor) {
+  nlohmann::json settings = nlohmann::json::object();
+  for (const char* section :
+       {"run", "model", "tokenizer", "input", "generation", "cache", "memory", "plugins", "output"}) {
+    settings[section] = config.get(section);
+  }
+  nlohmann::json cache = explain_cache(registry, run, model);
+  cache["oom_fallback"] = nullptr;
+  if (run.cache.oom_fallback) {
+    config::Run other = run;
+    generate::take_fallback(other);
+    cache["oom_fallback"] = explain_cache(registry, other, model);
+  }
   nlohmann::json notices = nlohmann::json::array();
   for (const config::Notice& notice : run.notices) notices.push_back({{"code", notice.code}, {"text", notice.text}});
   for (const std::string& text : model.notices) notices.push_back({{"code", "checkpoint"}, {"text", text}});
@@ -64,17 +90,7 @@ nlohmann::json explain_run(Registry& registry, const config::Config& config, con
             {"parameters", model.parameters},
             {"rope", model.rope.type},
             {"eos_token_id", run.generation.eos_token_id}}},
-          {"cache",
-           {{"implementation",
-             run.generation.use_cache ? nlohmann::json(run.generation.cache_implementation) : nlohmann::json(nullptr)},
-            {"layers", layers},
-            {"choices", choices},
-            {"advice", advice},
-            {"prepared_step", generate::prepared_json(unprepared)},
-            {"captured_step", generate::captured_json(model::on_device(run.model.device), uncaptured)},
-            {"max_cache_len",
-             run.generation.max_cache_len ? nlohmann::json(*run.generation.max_cache_len) : nlohmann::json(nullptr)},
-            {"require", run.cache.negotiation.require}}},
+          {"cache", cache},
           {"executor", executor},
           {"settings", settings},
           {"without_effect", run.without_effect},

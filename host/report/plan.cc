@@ -2,6 +2,7 @@
 #include "report/plan.h"
 
 #include <algorithm>
+#include <set>
 
 #include "core/accounts.h"
 #include "core/registry.h"
@@ -24,26 +25,38 @@ std::string dtype_word(kvp_dtype dtype) {
   return "float" + std::to_string(dtype.bits);
 }
 
-RunPlan plan_run(Registry& registry, const config::Run& run, const model::Description& model, int64_t batch,
-                 int64_t tokens) {
+RunPlan plan_run(Registry& registry, const config::Run& run, const model::Description& model,
+                 std::span<const BatchShape> batches) {
   RunPlan out;
   out.dtype = compute_dtype(run, model);
   out.weight_bytes = model::weight_bytes(model, out.dtype);
-  out.batch = batch;
-  out.tokens = tokens;
-  if (run.generation.use_cache) {
+  // Which one holds most is for the kind to say.
+  const std::set<BatchShape> shapes(batches.begin(), batches.end());
+  out.batch = *shapes.rbegin();
+  uint64_t most = 0, cache_peak[KVP_N_TIERS] = {};
+  for (const BatchShape& shape : shapes) {
+    if (!run.generation.use_cache) break;
     StackParams params;
-    params.batch = batch;
-    params.tokens = run.generation.max_cache_len.value_or(tokens);
+    params.batch = shape.rows;
+    params.tokens = run.generation.max_cache_len.value_or(shape.tokens);
     params.dtype = out.dtype;
     model::place(params, run.model.device);
-    out.cache =
-        CacheStack::plan(registry, model.cache_layers(), generate::cache_choice(run), params, batch, out.tokens);
+    StackPlan plan =
+        CacheStack::plan(registry, model.cache_layers(), generate::cache_choice(run), params, shape.rows, shape.tokens);
+    for (int tier = 0; tier < KVP_N_TIERS; ++tier) {
+      cache_peak[tier] = std::max(cache_peak[tier], plan.total.peak[tier]);
+    }
+    uint64_t held = 0;
+    each_bytes(plan.total.reserved, [&](int, int, uint64_t bytes) { held += bytes; });
+    if (held < most) continue;
+    most = held;
+    out.cache = std::move(plan);
+    out.batch = shape;
   }
   const uint64_t available = available_host_bytes();
   out.limit[KVP_TIER_HOST] = available == 0 ? 0 : generate::usable_bytes(available, run.memory);
   for (const int tier : {KVP_TIER_HOST, KVP_TIER_DEVICE}) {
-    out.peak[tier] = generate::weights_in(tier, run.model.device, out.weight_bytes) + out.cache.total.peak[tier];
+    out.peak[tier] = generate::weights_in(tier, run.model.device, out.weight_bytes) + cache_peak[tier];
     if (const auto usable = generate::usable_in(tier, run.memory)) out.limit[tier] = *usable;
     out.fits = out.fits && (out.limit[tier] == 0 || out.peak[tier] <= out.limit[tier]);
   }
@@ -107,7 +120,7 @@ nlohmann::json plan_json(const RunPlan& plan, const config::Run& run, const mode
   nlohmann::json packed;  // null where there is no such layer, or the kind does not say
   for (const GroupChoice& choice : plan.cache.choices) {
     if (full == plan.cache.placements.end() || choice.plugin != full->plugin) continue;
-    if (const int64_t tokens = packed_tokens(choice, plan.tokens); tokens >= 0) packed = tokens;
+    if (const int64_t tokens = packed_tokens(choice, plan.batch.tokens); tokens >= 0) packed = tokens;
   }
   uint64_t cache_bytes = 0;
   each_bytes(plan.cache.total.reserved, [&](int tier, int purpose, uint64_t bytes) {
@@ -124,8 +137,8 @@ nlohmann::json plan_json(const RunPlan& plan, const config::Run& run, const mode
             {"parameters", model.parameters}}},
           {"cache_implementation",
            run.generation.use_cache ? nlohmann::json(run.generation.cache_implementation) : nlohmann::json(nullptr)},
-          {"batch", plan.batch},
-          {"tokens", plan.tokens},
+          {"batch", plan.batch.rows},
+          {"tokens", plan.batch.tokens},
           {"max_cache_len",
            run.generation.max_cache_len ? nlohmann::json(*run.generation.max_cache_len) : nlohmann::json(nullptr)},
           {"choices", choices_json(plan.cache)},

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "config/run.h"
@@ -18,12 +19,18 @@ class Registry;
 
 namespace kvplug::report {
 
+// What the cache of one batch is for: rows, and slots of each.
+struct BatchShape {
+  int64_t rows = 1, tokens = 0;
+  auto operator<=>(const BatchShape&) const = default;
+};
+
 struct RunPlan {
   uint64_t weight_bytes = 0;
-  StackPlan cache;  // empty with use_cache = false
-  int64_t batch = 1, tokens = 0;
-  // Weights and cache by KVP_TIER_HOST and KVP_TIER_DEVICE, and what of the tier the run may use: headroom taken off, 0
-  // = unknown.
+  StackPlan cache;   // of the batch that holds most; empty with use_cache = false
+  BatchShape batch;  // which that is
+  // Weights and cache by KVP_TIER_HOST and KVP_TIER_DEVICE, the most of any batch, and what of the tier the run may
+  // use: headroom taken off, 0 = unknown.
   uint64_t peak[KVP_N_TIERS] = {}, limit[KVP_N_TIERS] = {};
   bool fits = true;
   kvp_dtype dtype{};
@@ -32,9 +39,9 @@ struct RunPlan {
 kvp_dtype compute_dtype(const config::Run& run, const model::Description& model);
 std::string dtype_word(kvp_dtype dtype);  // "float32", ...
 
-// batch rows of `tokens` slots each.
-RunPlan plan_run(Registry& registry, const config::Run& run, const model::Description& model, int64_t batch,
-                 int64_t tokens);
+// batches: at least one. Each has a cache of its own, one after the other.
+RunPlan plan_run(Registry& registry, const config::Run& run, const model::Description& model,
+                 std::span<const BatchShape> batches);
 
 // One row for each layer, tier and purpose that holds bytes: {layer, kind, plugin, tier, purpose, bytes}; number: which
 // of a placement's numbers stands under `layer`.

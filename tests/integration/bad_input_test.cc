@@ -229,7 +229,7 @@ TEST(BadRunFile, FolderThatTakesNoFiles) {
     refused(llama_run(chosen), path, why, {"plan", "explain", "run"});
     refused(llama_run("memory.plan = \"off\"\n" + chosen), path, why, {"run"});
     refused(llama_run("[cache.oom_fallback]\ncache_implementation = \"offloaded_static\"\n" + options), path, why,
-            {"plan", "run"});
+            {"plan", "explain", "run"});
   }
   EXPECT_FALSE(fs::exists(missing));
   fs::permissions(closed, fs::perms::owner_all);

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Caches of a fixed capacity in sessions: what they are made for, kept for, made anew for, and refused for.
+// Caches in sessions, those of a fixed capacity above all: what they are made for, kept for, made anew for, and refused
+// for.
 #include <gtest/gtest.h>
+
+#include <filesystem>
 
 #include "integration/run_file.h"
 #include "support/client.h"
@@ -77,6 +80,29 @@ TEST(Capacity, LongRequestThenShortOnesUseOneAllocation) {
   EXPECT_EQ(after["counters"]["cache_rebuilds"], 0);
   EXPECT_EQ(after["bytes"]["reserved"], before["bytes"]["reserved"]);
   EXPECT_EQ(after["bytes"]["planned"], before["bytes"]["planned"]);
+}
+
+// What only making a cache needs is not asked for again.
+TEST(Session, LaterRunsNeedNoFolderOfFilesThatAreOpen) {
+  const auto host = new_host();
+  const TempFolder folder;
+  const std::string path = folder / "kv";
+  std::filesystem::create_directory(path);
+  const json document = run_of("offloaded", 24, {{"cache_config", {{"disk_path", path}}}});
+  const auto model = load_model(host.get(), document);
+  const auto session = make_session(host.get(), model.get(), document);
+  append_rows(session.get(), {kIds});
+  play(session.get(), 1);
+  std::filesystem::remove_all(path);
+  const Ids more(90, 7);
+  set_ids(session.get(), 0, more);
+  expect_same(play(session.get(), 1), answer(host.get(), model.get(), run_of("dynamic"), {more}));
+  const json bytes = json_from(kvplug_session_stats, session.get())["bytes"];
+  EXPECT_EQ(bytes["planned"], bytes["reserved"]);
+
+  const auto fresh = make_session(host.get(), model.get(), document);
+  append_rows(fresh.get(), {kIds});
+  EXPECT_EQ(failure_of([&] { play(fresh.get(), 1); }).status, KVP_IO);
 }
 
 TEST(Capacity, FewerRowsRunInTheSameMemory) {

@@ -95,6 +95,23 @@ TEST(OutOfMemory, PlanShowsWhatTheOtherKindNeeds) {
   expect_words(plan(fallback("static"), {}), {"dynamic", "total", "if memory runs out", "static", "total"});
 }
 
+TEST(OutOfMemory, ExplainShowsWhoServesTheLayersOfTheOtherKind) {
+  const auto explain = [](const std::string& more, std::vector<std::string> flags) {
+    const RunFile file(llama_run(more));
+    flags.insert(flags.begin(), {"explain", file.path()});
+    const Outcome got = kvplug_program(flags);
+    EXPECT_EQ(got.exit_code, 0) << got.err;
+    return got.out;
+  };
+  const json both = json::parse(explain(fallback("static"), {"--json"}))["cache"];
+  json alone = json::parse(explain("generation.cache_implementation = \"static\"\n", {"--json"}))["cache"];
+  EXPECT_TRUE(alone["oom_fallback"].is_null());
+  alone.erase("oom_fallback");
+  EXPECT_EQ(both["implementation"], "dynamic");
+  EXPECT_EQ(both["oom_fallback"], alone);
+  expect_words(explain(fallback("static"), {}), {"dynamic", "if memory runs out: static\n  layers 0..1"});
+}
+
 TEST(OutOfMemory, KindToRetryWithMustBeKnown) {
   const RunFile file(llama_run(fallback("offlaoded")));
   expect_error(kvplug_program({"check", file.path()}), 2,

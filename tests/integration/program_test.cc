@@ -261,6 +261,45 @@ TEST(Program, PlanReadsNoWeights) {
   EXPECT_EQ(run["cache"]["bytes"]["reserved"], plan["cache_bytes"]);
 }
 
+// Each batch makes a cache of its own: planned is the one that holds most, never the most rows times the longest.
+TEST(Program, PlanOfUnequalBatchesIsThatOfTheLargest) {
+  const auto prompts = [](int rows, int tokens) {
+    std::string out;
+    for (int i = 0; i < rows; ++i) out += "{ input_ids = " + json(std::vector<int>(tokens, 10)).dump() + " }, ";
+    return out;
+  };
+  const auto answer = [](const char* command, const char* kind, int batch_size, const std::string& given) {
+    const RunFile file("config_version = 1\nmodel.path = \"" + model_folder("llama") + "\"\nprompts = [" + given +
+                       "]\ninput.batch_size = " + std::to_string(batch_size) +
+                       "\ngeneration = { max_new_tokens = 24, eos_token_id = [], cache_implementation = \"" + kind +
+                       "\" }\nmemory.plan = \"exact\"\n");
+    const Outcome got = kvplug_program({command, file.path(), "--json"});
+    EXPECT_EQ(got.exit_code, 0) << got.err;
+    return json::parse(got.out);
+  };
+  for (const char* kind : {"dynamic", "static"}) {
+    for (const auto& [all, largest, rows, tokens] :
+         {std::tuple{prompts(3, 8) + prompts(1, 80), prompts(3, 8), 3, 31},       // 3 pages of 64 tokens in a layer, 2
+          std::tuple{prompts(3, 8) + prompts(2, 80), prompts(2, 80), 2, 103}}) {  // 3, 4
+      const json plan = answer("plan", kind, 3, all), alone = answer("plan", kind, 3, largest);
+      for (const char* same : {"rows", "totals", "cache_bytes", "peak_host_bytes", "batch", "tokens"}) {
+        EXPECT_EQ(plan[same], alone[same]) << kind << ": " << same;
+      }
+      EXPECT_EQ(plan["batch"], rows);
+      EXPECT_EQ(plan["tokens"], tokens);
+      EXPECT_EQ(answer("run", kind, 3, largest)["cache"]["bytes"]["reserved"], plan["cache_bytes"]);
+    }
+    const std::string last = prompts(2, 80);  // whose bytes the run tells
+    EXPECT_EQ(answer("run", kind, 3, prompts(3, 8) + last)["cache"]["bytes"]["reserved"],
+              answer("plan", kind, 3, last)["cache_bytes"]);
+  }
+  // 5 pages, and views of 320 tokens on the way; 6 pages, and views of 195.
+  const json plan = answer("plan", "dynamic", 5, prompts(5, 41) + prompts(3, 42));
+  EXPECT_EQ(plan["cache_bytes"], answer("plan", "dynamic", 5, prompts(3, 42))["cache_bytes"]);
+  EXPECT_EQ(plan["peak_host_bytes"], answer("plan", "dynamic", 5, prompts(5, 41))["peak_host_bytes"]);
+  EXPECT_GT(plan["peak_host_bytes"], answer("plan", "dynamic", 5, prompts(3, 42))["peak_host_bytes"]);
+}
+
 TEST(Program, AnswersGoWhereTheFlagSays) {
   const RunFile file(llama_run());
   for (const char* command : {"plan", "explain"}) {

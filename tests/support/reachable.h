@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -46,6 +47,13 @@ inline void* take_device(size_t bytes) {
   return data;
 }
 inline void give_device(void* data, size_t) { cudaFree(data); }
+// Host memory that the device copies from and to by itself.
+inline void* take_pinned(size_t bytes) {
+  void* data = nullptr;
+  if (cudaMallocHost(&data, bytes) != cudaSuccess) throw std::bad_alloc();
+  return data;
+}
+inline void give_pinned(void* data) { cudaFreeHost(data); }
 
 // Without a device, as where tests are only about to be skipped, what malloc gives.
 template <class T>
@@ -87,6 +95,8 @@ inline void fetch_device(void* to, const void* from, size_t bytes) {
 }
 inline void* take_device(size_t bytes) { return GuardedMemory::get().take(bytes); }
 inline void give_device(void* data, size_t bytes) { GuardedMemory::get().give(data, bytes); }
+inline void* take_pinned(size_t bytes) { return std::aligned_alloc(256, (bytes + 255) / 256 * 256); }
+inline void give_pinned(void* data) { std::free(data); }
 template <class T>
 using Reachable = std::vector<T>;
 #endif

@@ -102,7 +102,9 @@ class TestHost {
     }
     const uint64_t align = mem.align == 0 ? 64 : mem.align;
     void* const ptr = mem.tier == KVP_TIER_DEVICE ? take_device(mem.bytes)
-                                                  : std::aligned_alloc(align, (mem.bytes + align - 1) / align * align);
+                      : mem.tier == KVP_TIER_PINNED
+                          ? take_pinned(mem.bytes)
+                          : std::aligned_alloc(align, (mem.bytes + align - 1) / align * align);
     if (mem.tier != KVP_TIER_DEVICE) std::memset(ptr, 0xff, mem.bytes);
     blocks_[ptr] = mem;
     held_ += mem.bytes;
@@ -123,6 +125,8 @@ class TestHost {
     blocks_.erase(at);
     if (mem.tier == KVP_TIER_DEVICE) {
       give_device(ptr, mem.bytes);
+    } else if (mem.tier == KVP_TIER_PINNED) {
+      give_pinned(ptr);
     } else {
       std::free(ptr);
     }

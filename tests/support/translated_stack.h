@@ -21,6 +21,10 @@ class TranslatedStack final : public CacheStack {
   int64_t seen() const override { return to_->seen(); }
   const StackParams& params() const override { return to_->params(); }
   const std::vector<LayerPlacement>& placements() const override { return to_->placements(); }
+  kvp_memory planned(std::span<const kvp_layer> layers, const StackParams& params, int64_t rows,
+                     int64_t tokens) const override {
+    return to_->planned(layers, params, rows, tokens);
+  }
   std::string unprepared() const override { return to_->unprepared(); }
   void lengths(int32_t layer, int64_t query_len, kvp_lengths& out) override { to_->lengths(layer, query_len, out); }
   void update(const kvp_call& call, const kvp_update_args& args, kvp_tensor* view_k, kvp_tensor* view_v) override {

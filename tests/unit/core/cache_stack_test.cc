@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "core/registry.h"
 #include "plugin_folder.h"
 
@@ -238,6 +240,12 @@ TEST_F(StackTest, PlanIsPureAndAddsUp) {
   ASSERT_EQ(plan.layers.size(), 3U);
   EXPECT_EQ(plan.layers[1].reserved[KVP_TIER_HOST][KVP_PURPOSE_KV], 1024U);
   EXPECT_EQ(host.memory().allocations(), before);
+
+  const kvp_memory again = make(three)->planned(three, params, 1, 100);
+  EXPECT_TRUE(std::ranges::equal(again.peak, plan.total.peak));
+  for (int tier = 0; tier < KVP_N_TIERS; ++tier) {
+    EXPECT_TRUE(std::ranges::equal(again.reserved[tier], plan.total.reserved[tier])) << tier;
+  }
 }
 
 TEST_F(StackTest, CropGatherAndResetReachEveryLayer) {

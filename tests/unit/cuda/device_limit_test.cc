@@ -82,7 +82,8 @@ class DeviceLimit : public ::testing::Test {
   static std::string limit(uint64_t bytes) { return "max_device_bytes = " + std::to_string(bytes) + "\n"; }
 
   report::RunPlan plan(const std::string& more) {
-    return report::plan_run(registry_, run_with(more), model_->description(), 1, 6);
+    const report::BatchShape batch{1, 6};
+    return report::plan_run(registry_, run_with(more), model_->description(), {&batch, 1});
   }
 
   // The new tokens; the texts of notices go to notices_.

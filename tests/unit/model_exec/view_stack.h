@@ -26,6 +26,7 @@ class ViewStack final : public CacheStack {
   int64_t seen() const override { return stored_[0].tokens; }
   const StackParams& params() const override { return params_; }
   const std::vector<LayerPlacement>& placements() const override { return placements_; }
+  kvp_memory planned(std::span<const kvp_layer>, const StackParams&, int64_t, int64_t) const override { return {}; }
   std::string unprepared() const override { return "it gives views"; }
 
   void lengths(int32_t layer, int64_t query_len, kvp_lengths& out) override {
