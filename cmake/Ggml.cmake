@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # ggml::cpu, a peer of a benchmark and of nothing else, where its sources are (tools/setup --ggml). Compiled apart from
 # this project's flags: with what llama.cpp turns on, and for this CPU as a whole. By itself GGML_NATIVE leaves out the
-# part that expands q8_0 and q4_0, which is a third slower then.
+# part that expands q8_0 and q4_0, which then costs q4_0 a third more time.
 set(KVPLUG_GGML_ROOT "${PROJECT_SOURCE_DIR}/deps/ggml" CACHE PATH "Folder with the sources of ggml")
 set(KVPLUG_GGML OFF)
 if(EXISTS "${KVPLUG_GGML_ROOT}/ggml.stamp")
