@@ -29,6 +29,7 @@ class Pool {
  public:
   explicit Pool(int32_t n) : count_(n), table_{sizeof(kvp_host_parallel), this, workers, parallel_for} {
     for (int32_t w = 1; w < n; ++w) threads_.emplace_back([this, w] { serve(w); });
+    parallel_for(this, 0, 1, nullptr, nullptr);  // until all of them spin
   }
   ~Pool() {
     stop_ = true;
