@@ -156,15 +156,15 @@ inline void softmax_row(float* s, int64_t begin, int64_t end, int64_t from, int6
   for (int64_t t = from; t < to; t += kLanes) top = vmax(top, load(s + t));
   const float m = max_lane(top);
   const V base = set1(m == kMinusInfinity ? 0.0f : m);
-  V sum = zero(), wrong = zero();
+  V sum = zero(), seen = zero();
   for (int64_t t = from; t < to; t += kLanes) {
     const V x = sub(load(s + t), base), p = exp_nonpositive(x);
     store(s + t, p);
     sum = add(sum, p);
-    wrong = add(wrong, unless_number(x));
+    seen = add(seen, x);
   }
   *m_out = m;
-  *l_out = sum_lanes(add(sum, wrong));
+  *l_out = sum_lanes(add(sum, unless_number(seen)));
 }
 
 template <class T>

@@ -122,15 +122,15 @@ inline void softmax_panel(const Panel& panel, float* scores, int64_t first, int6
     }
     const V base = select_ge(top, set1(-3.0e38f), top, zero());
     const V shrink = exp_nonpositive(sub(old, base));
-    V sum = mul(load(panel.l + j), shrink);
+    V sum = mul(load(panel.l + j), shrink), seen = zero();
     for (int64_t t = first; t < last; ++t) {
       const V x = sub(load(s + t * kPanel), base), p = exp_nonpositive(x);
       store(s + t * kPanel, p);
       sum = add(sum, p);
-      sum = add(sum, unless_number(x));
+      seen = add(seen, x);
     }
     store(panel.m + j, top);
-    store(panel.l + j, sum);
+    store(panel.l + j, add(sum, unless_number(seen)));
     store(factor + j, shrink);
   }
 }

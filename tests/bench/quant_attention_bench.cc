@@ -428,22 +428,21 @@ bool compare(const char* what, const Shape& s, size_t walk, int samples, int32_t
     return std::max<size_t>(1, static_cast<size_t>(static_cast<double>(walk) / layer));
   };
   std::vector<std::unique_ptr<Case>> cases;
-  const auto add_ggml = [&]([[maybe_unused]] int32_t b) {  // beside the case that was just added
+  [[maybe_unused]] const bool peers = s.queries == 1 && s.dim == 128;  // of one layer, not of every head_dim
+  const auto add_ggml = [&]([[maybe_unused]] int32_t b) {              // beside the case that was just added
 #if defined(KVPLUG_BENCH_GGML)
-    if (s.queries != 1 || s.dim % 32 != 0 || (b != 16 && b != 8 && b != 4)) return;  // its blocks, its types
+    if (!peers || (b != 16 && b != 8 && b != 4)) return;  // its types
     cases.push_back(std::make_unique<Ggml>(*cases.back(), b, s, workers));
 #endif
   };
   auto bf16 = std::make_unique<Plain>(s, kB16, layers(16), workers);
   auto read = std::make_unique<Read>(*bf16, &bf16->kv);
-#if defined(KVPLUG_BENCH_TORCH)
-  auto torch = std::make_unique<Torch>(bf16.get(), workers);
-#endif
+  [[maybe_unused]] Plain* const plain = bf16.get();
   cases.push_back(std::move(bf16));
-  if (s.queries == 1) {
 #if defined(KVPLUG_BENCH_TORCH)
-    cases.push_back(std::move(torch));
+  if (peers) cases.push_back(std::make_unique<Torch>(plain, workers));
 #endif
+  if (s.queries == 1) {
     cases.push_back(std::move(read));
     cases.push_back(std::make_unique<Plain>(s, kF16, layers(16), workers));
     add_ggml(16);
