@@ -74,6 +74,7 @@ struct Case {
   virtual bool wake() { return true; }  // threads of its own, so that waking them is not what is measured
   virtual double worst() const = 0;     // of some outputs, from a plain computation, relative to the values' size
   std::string name;
+  Shape s = {};
   size_t bytes = 0, layers = 1;  // of a layer; laid out
   bool own_threads = false;      // ours must not spin meanwhile
   const Case* ours = nullptr;    // of a peer: the case of ours that holds as much
@@ -105,13 +106,12 @@ double worst_of(const Shape& s, const float* q, const float* out, Value value) {
 }
 
 struct Common : Case {
-  Shape s;
   Buffer q, out, lse;
   explicit Common(const Shape& shape)
-      : s(shape),
-        q(static_cast<size_t>(s.q_heads * s.queries * s.dim * 4)),
-        out(static_cast<size_t>(s.q_heads * s.queries * s.dim * 4)),
-        lse(static_cast<size_t>(s.q_heads * s.queries * 4)) {
+      : q(static_cast<size_t>(shape.q_heads * shape.queries * shape.dim * 4)),
+        out(static_cast<size_t>(shape.q_heads * shape.queries * shape.dim * 4)),
+        lse(static_cast<size_t>(shape.q_heads * shape.queries * 4)) {
+    s = shape;
     for (int64_t i = 0; i < s.q_heads * s.queries * s.dim; ++i) {
       reinterpret_cast<float*>(q.data)[i] = value_at(static_cast<uint64_t>(i * 3 + 7));
     }
@@ -308,12 +308,12 @@ void read_all(void* arg, int64_t begin, int64_t end, int32_t) {
 struct Read : Case {
   const Buffer* from;
   Read(const Case& of, const Buffer* memory) : from(memory) {
-    name = "read " + of.name + " bytes", bytes = of.bytes, layers = of.layers;
+    name = "read " + of.name + " bytes", s = of.s, bytes = of.bytes, layers = of.layers;
   }
   bool attend(size_t layer, const kvp_host_parallel* parallel) override {
-    Stream s = {from->data + layer * bytes};
-    parallel->parallel_for(parallel->ctx, static_cast<int64_t>(bytes / 4096), 1, read_all, &s);
-    return s.sum != 1;
+    Stream stream = {from->data + layer * bytes};
+    parallel->parallel_for(parallel->ctx, static_cast<int64_t>(bytes / 4096), 1, read_all, &stream);
+    return stream.sum != 1;
   }
   double worst() const override { return 0; }
 };
@@ -323,7 +323,8 @@ double median(std::vector<double> x) {
   return x[x.size() / 2];
 }
 
-bool measure(const char* what, const Shape& s, const std::vector<Case*>& cases, int samples, int32_t workers) {
+// x_first, x_first_rate: time of the first case over that of this one, bytes a second over those of the first.
+bool measure(const char* what, const std::vector<std::unique_ptr<Case>>& cases, int samples, int32_t workers) {
   auto pool = std::make_unique<Pool>(workers);
   std::vector<std::vector<double>> times(cases.size());
   for (int i = -2; i < samples; ++i) {
@@ -342,20 +343,22 @@ bool measure(const char* what, const Shape& s, const std::vector<Case*>& cases, 
   }
   bool right = true;
   for (size_t c = 0; c < cases.size(); ++c) {
-    const double t = median(times[c]), worst = cases[c]->worst();
+    const double t = median(times[c]), worst = cases[c]->worst(), bytes = static_cast<double>(cases[c]->bytes);
+    const Shape& s = cases[c]->s;
     std::vector<double> over_first;  // of a turn each: what slows a machine down for a while slows both
     for (size_t i = 0; i < times[c].size(); ++i) over_first.push_back(times[0][i] / times[c][i]);
     right = right && worst < 0.002;  // a tenth of the largest outputs
     std::printf(
         "{\"what\": \"%s\", \"case\": \"%s\", \"q_heads\": %lld, \"kv_heads\": %lld, \"dim\": %lld, \"context\": %lld, "
         "\"queries\": %lld, \"threads\": %d, \"level\": \"%s\", \"bytes\": %zu, \"median_ms\": %.4f, \"min_ms\": %.4f, "
-        "\"GB/s\": %.2f, \"x_first\": %.2f, \"worst\": %.2g",
+        "\"GB/s\": %.2f, \"x_first\": %.2f, \"x_first_rate\": %.2f, \"worst\": %.2g",
         what, cases[c]->name.c_str(), static_cast<long long>(s.q_heads), static_cast<long long>(s.kv_heads),
         static_cast<long long>(s.dim), static_cast<long long>(s.context), static_cast<long long>(s.queries), workers,
         sdk::attend_level(), cases[c]->bytes, t * 1e3, *std::min_element(times[c].begin(), times[c].end()) * 1e3,
-        static_cast<double>(cases[c]->bytes) / t * 1e-9, median(over_first), worst);
+        bytes / t * 1e-9, median(over_first), median(over_first) * bytes / static_cast<double>(cases[0]->bytes), worst);
     if (cases[c]->ours != nullptr) {
-      const size_t o = static_cast<size_t>(std::find(cases.begin(), cases.end(), cases[c]->ours) - cases.begin());
+      size_t o = 0;
+      while (cases[o].get() != cases[c]->ours) ++o;
       std::vector<double> faster;
       for (size_t i = 0; i < times[c].size(); ++i) faster.push_back(times[c][i] / times[o][i]);
       std::printf(", \"ours\": \"%s\", \"ours_faster\": %.2f", cases[o]->name.c_str(), median(faster));
@@ -421,17 +424,19 @@ struct Ggml : Common {
 };
 #endif
 
+// How many layers of a shape make `walk` bytes.
+size_t layers_of(const Shape& s, double bits_per_element, size_t walk) {
+  const double layer = static_cast<double>(2 * s.kv_heads * s.context * s.dim) * bits_per_element / 8;
+  return std::max<size_t>(1, static_cast<size_t>(static_cast<double>(walk) / layer));
+}
+
 // All cases of a shape over `walk` bytes each; the first is what the others are compared with.
 bool compare(const char* what, const Shape& s, size_t walk, int samples, int32_t workers, std::vector<int32_t> bits) {
-  const auto layers = [&](double bits_per_element) {
-    const double layer = static_cast<double>(2 * s.kv_heads * s.context * s.dim) * bits_per_element / 8;
-    return std::max<size_t>(1, static_cast<size_t>(static_cast<double>(walk) / layer));
-  };
+  const auto layers = [&](double bits_per_element) { return layers_of(s, bits_per_element, walk); };
   std::vector<std::unique_ptr<Case>> cases;
-  [[maybe_unused]] const bool peers = s.queries == 1 && s.dim == 128;  // of one layer, not of every head_dim
-  const auto add_ggml = [&]([[maybe_unused]] int32_t b) {              // beside the case that was just added
+  const auto add_ggml = [&]([[maybe_unused]] int32_t b) {  // beside the case that was just added
 #if defined(KVPLUG_BENCH_GGML)
-    if (!peers || (b != 16 && b != 8 && b != 4)) return;  // its types
+    if (s.queries != 1 || (b != 16 && b != 8 && b != 4)) return;  // its types
     cases.push_back(std::make_unique<Ggml>(*cases.back(), b, s, workers));
 #endif
   };
@@ -440,7 +445,7 @@ bool compare(const char* what, const Shape& s, size_t walk, int samples, int32_t
   [[maybe_unused]] Plain* const plain = bf16.get();
   cases.push_back(std::move(bf16));
 #if defined(KVPLUG_BENCH_TORCH)
-  if (peers) cases.push_back(std::make_unique<Torch>(plain, workers));
+  if (s.queries == 1) cases.push_back(std::make_unique<Torch>(plain, workers));
 #endif
   if (s.queries == 1) {
     cases.push_back(std::move(read));
@@ -456,9 +461,32 @@ bool compare(const char* what, const Shape& s, size_t walk, int samples, int32_t
     cases.push_back(std::make_unique<Packed>(s, b, KVP_GROUP_TOKENS, layers(b + 0.5), workers));
   }
   cases.push_back(std::make_unique<Packed>(s, 8, KVP_GROUP_HEAD_DIM, layers(8.1), workers, KVP_FORMAT_FP8_E4M3));
-  std::vector<Case*> list;
-  for (const auto& c : cases) list.push_back(c.get());
-  return measure(what, s, list, samples, workers);
+  return measure(what, cases, samples, workers);
+}
+
+// Each way to hold K/V at several head_dims, beside that of 128.
+bool compare_dims(size_t walk, int samples, int32_t workers) {
+  const auto each = [&](double bits_per_element, auto make) {
+    std::vector<std::unique_ptr<Case>> cases;
+    for (const int64_t dim : {128, 64, 80, 96, 192, 256}) {
+      const Shape s = {32, 8, dim, 8192, 1};
+      cases.push_back(make(s, layers_of(s, bits_per_element, walk)));
+    }
+    return measure("dims", cases, samples, workers);
+  };
+  bool right = each(16, [&](const Shape& s, size_t n) { return std::make_unique<Plain>(s, kB16, n, workers); });
+  for (const int32_t bits : {8, 4, 2}) {
+    for (const int32_t key_groups : {KVP_GROUP_HEAD_DIM, KVP_GROUP_TOKENS}) {
+      right &= each(bits + 0.5, [&](const Shape& s, size_t n) {
+        return std::make_unique<Packed>(s, bits, key_groups, n, workers);
+      });
+    }
+  }
+  return each(8.1,
+              [&](const Shape& s, size_t n) {
+                return std::make_unique<Packed>(s, 8, KVP_GROUP_HEAD_DIM, n, workers, KVP_FORMAT_FP8_E4M3);
+              }) &&
+         right;
 }
 
 }  // namespace
@@ -474,11 +502,7 @@ int main(int argc, char** argv) {
   bool right = true;
   if (wanted("cold")) right &= compare("cold", {32, 8, 128, 8192, 1}, kWalk / 8, 100, 2, {8, 4, 3, 2, 1});
   if (wanted("hot")) right &= compare("hot", {32, 8, 128, 8192, 1}, 0, 40, 2, {8, 4, 3, 2, 1});
-  if (wanted("dims")) {
-    for (const int64_t dim : {64, 80, 96, 128, 192, 256}) {
-      right &= compare("dims", {32, 8, dim, 8192, 1}, kWalk / 8, 40, 2, {8, 4, 2});
-    }
-  }
+  if (wanted("dims")) right &= compare_dims(kWalk / 8, 60, 2);
   if (wanted("prefill")) right &= compare("prefill", {32, 8, 128, 4096, 512}, 0, 3, 2, {8, 4});
   if (!right) std::fprintf(stderr, "wrong answer\n");
   return right ? 0 : 1;
