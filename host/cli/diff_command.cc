@@ -12,10 +12,14 @@ namespace {
 
 constexpr int kMissed = 7;
 
+// JSON has no NaN: what is not a number comes as null.
+std::string number(const nlohmann::json& value, const char* format, double factor = 1) {
+  return value.is_null() ? "NaN" : fmt::format(fmt::runtime(format), factor * value.get<double>());
+}
+
 // Small numbers keep their digits.
 std::string small(const nlohmann::json& value) {
-  const double x = value;
-  return x == 0 ? "0" : x >= 0.01 ? fmt::format("{:.4f}", x) : fmt::format("{:.2e}", x);
+  return value == 0 ? "0" : number(value, value.is_null() || value >= 0.01 ? "{:.4f}" : "{:.2e}");
 }
 
 std::vector<std::string> line(const std::string& name, const nlohmann::json& row) {
@@ -27,9 +31,9 @@ std::vector<std::string> line(const std::string& name, const nlohmann::json& row
           small(row["kl"]["median"]),
           small(row["kl"]["p99"]),
           small(row["kl"]["max"]),
-          fmt::format("{:.2f} %", 100 * row["top1_agreement"].get<double>()),
-          fmt::format("{:.4f}", row["perplexity"].get<double>()),
-          fmt::format("{:.5f}", row["ppl_ratio"].get<double>()),
+          number(row["top1_agreement"], "{:.2f} %", 100),
+          number(row["perplexity"], "{:.4f}"),
+          number(row["ppl_ratio"], "{:.5f}"),
           bytes_text(row["kv_bytes"]),
           at.is_null() ? "-" : at["position"].dump(),
           drift["first_layer"].is_null() ? "-" : drift["first_layer"].dump()};
@@ -41,7 +45,7 @@ Table table(const nlohmann::json& document) {
             {}};
   const auto& base = document["baseline"];
   out.rows.push_back({cache_text(base) + " (baseline)", "-", "-", "-", "-", "-",
-                      base["perplexity"].is_null() ? "-" : fmt::format("{:.4f}", base["perplexity"].get<double>()), "1",
+                      base["perplexity"].is_null() ? "-" : number(base["perplexity"], "{:.4f}"), "1",
                       bytes_text(base["kv_bytes"]), "-", "-"});
   out.rows.push_back(line("noise floor", document["noise_floor"]));
   for (const auto& row : document["candidates"]) out.rows.push_back(line(cache_text(row), row));
@@ -107,8 +111,8 @@ int diff_command(const Arguments& arguments) {
       measure(arguments, "diff", kvplug_diff, {"candidates", numbers, table, before, after});
   for (const auto& miss : document["missed"]) {
     std::fprintf(stderr, "%s %s: %s is %s, the limit is %s\n", in_color("31", "missed:").c_str(),
-                 cache_text(miss).c_str(), miss["key"].get<std::string>().c_str(), miss["value"].dump().c_str(),
-                 miss["limit"].dump().c_str());
+                 cache_text(miss).c_str(), miss["key"].get<std::string>().c_str(),
+                 miss["value"].is_null() ? "not a number" : miss["value"].dump().c_str(), miss["limit"].dump().c_str());
   }
   return document["missed"].empty() ? worst_row(document["candidates"]) : kMissed;
 }

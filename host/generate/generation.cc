@@ -249,7 +249,8 @@ bool Generation::next(Event& event) {
         continue;
       }
       s.fail();
-      if (s.ran_out && is_out_of_memory(error)) throw both_failed(*s.ran_out, error);
+      // A retry may run out of disk instead.
+      if (s.ran_out && (is_out_of_memory(error) || error.code() == Code::kIo)) throw both_failed(*s.ran_out, error);
       if (is_out_of_memory(error)) throw with_memory_hint(error, s.session.run);
       throw;
     } catch (...) {

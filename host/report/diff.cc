@@ -180,7 +180,8 @@ class Diff {
     const std::vector<double> layers = walker.drift.relative();
     nlohmann::json first = nullptr;
     for (size_t i = 0; i < layers.size() && first.is_null(); ++i) {
-      if (layers[i] > (floor && i < floor->size() ? kAboveNoise * (*floor)[i] : 0)) first = i;
+      const double noise = floor && i < floor->size() ? kAboveNoise * (*floor)[i] : 0;
+      if (!(layers[i] <= noise)) first = i;  // NaN has drifted
     }
     const auto most = std::max_element(layers.begin(), layers.end());
     const bool any = most != layers.end() && *most > 0;

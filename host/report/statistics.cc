@@ -55,7 +55,7 @@ double Comparison::mean_kl() const {
 
 std::vector<double> Comparison::sorted_kl() const {
   std::vector<double> out = kl_;
-  std::sort(out.begin(), out.end());
+  std::sort(out.begin(), out.end(), [](double a, double b) { return std::isnan(b) ? !std::isnan(a) : a < b; });
   return out;
 }
 

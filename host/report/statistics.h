@@ -34,8 +34,8 @@ class Comparison {
 
   int64_t positions() const { return static_cast<int64_t>(kl_.size()); }
   double mean_kl() const;
-  std::vector<double> sorted_kl() const;
-  double top1_agreement() const;  // 0 to 1
+  std::vector<double> sorted_kl() const;  // NaN last, as the worst
+  double top1_agreement() const;          // 0 to 1
   double baseline_perplexity() const;
   double perplexity() const;
   const std::optional<Divergence>& first() const { return first_; }

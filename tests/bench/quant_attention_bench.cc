@@ -497,6 +497,10 @@ int main(int argc, char** argv) {
     return 1;
   }
   const std::string only = argc > 1 ? argv[1] : "";
+  if (argc > 2 || (argc == 2 && only != "cold" && only != "hot" && only != "dims" && only != "prefill")) {
+    std::fprintf(stderr, "quant_attention_bench: give one of cold, hot, dims, prefill; or nothing for all of them\n");
+    return 1;
+  }
   const auto wanted = [&](const char* what) { return only.empty() || only == what; };
   constexpr size_t kWalk = size_t{1} << 30;
   bool right = true;

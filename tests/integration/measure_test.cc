@@ -86,6 +86,20 @@ TEST(Diff, AMissedLimitIsExitCode7WithFigureAndLimit) {
   EXPECT_NE(got.err.find("missed: dynamic: diff.max_ppl_ratio is 1.0, the limit is 0.5"), std::string::npos) << got.err;
 }
 
+// Keys beyond the scale of the first tokens are NaN in fp8 as Transformers computes it.
+TEST(Diff, WhatIsNotANumberIsTheWorst) {
+  const RunFile file(
+      run_with("diff.max_mean_kl = 1\n[[diff.candidate]]\n"
+               "cache_implementation = \"quantized\"\ncache_config = { backend = \"fp8\", hf_compat = \"strict\" }\n"));
+  const json row = json::parse(kvplug_program({"diff", file.path(), "--json"}).out)["candidates"][0];
+  EXPECT_TRUE(row["kl"]["max"].is_null() && row["kl"]["p99"].is_null() && row["kl"]["mean"].is_null()) << row.dump();
+  EXPECT_TRUE(row["attention_drift"]["first_layer"].is_number()) << row.dump();
+  const Outcome text = kvplug_program({"diff", file.path()});
+  EXPECT_EQ(text.exit_code, 7) << text.err;
+  EXPECT_NE(text.out.find("NaN"), std::string::npos) << text.out;
+  EXPECT_NE(text.err.find("diff.max_mean_kl is not a number, the limit is 1"), std::string::npos) << text.err;
+}
+
 TEST(Diff, LimitsThatAreKeptAreExitCode0) {
   const RunFile file(run_with("diff.max_mean_kl = 1e-9\ndiff.min_top1_agreement = 1.0\ndiff.max_ppl_ratio = 1.0\n"));
   EXPECT_EQ(document_of({"diff", file.path(), "--json"})["missed"], json::array());
