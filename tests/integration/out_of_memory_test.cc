@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // [cache.oom_fallback]: a run that is out of memory, or would be, is tried again with another kind, once.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <csignal>
 #include <cstdlib>
+#include <filesystem>
 
 #include "integration/run_file.h"
 #include "support/client.h"
@@ -62,6 +65,23 @@ TEST_P(Foreseen, SecondFailureShowsBothMessages) {
   EXPECT_EQ(got.exit_code, 5) << got.err;
   EXPECT_EQ(got.out, "");
   expect_words(got.err, {"retrying with cache_implementation='static'", "error: ", "this was the retry after: "});
+}
+
+TEST(OutOfMemory, ARetryWithoutRoomOnTheDiskShowsBothMessages) {
+  const std::string folder = std::filesystem::temp_directory_path();
+  const RunFile file(llama_run("memory = { max_host_bytes = 1900000, plan = \"off\" }\n" + fallback("offloaded") +
+                               "cache_config = { disk_path = \"" + folder + "\" }\n"));
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit most{1024, before.rlim_max};
+  const auto handler = signal(SIGXFSZ, SIG_IGN);  // the program keeps both
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &most), 0);
+  const Outcome got = kvplug_program({"run", file.path()});
+  setrlimit(RLIMIT_FSIZE, &before);
+  signal(SIGXFSZ, handler);
+  EXPECT_EQ(got.exit_code, 5) << got.err;
+  expect_words(got.err, {"retrying with cache_implementation='offloaded'", "error: ", "disk_path '" + folder + "'",
+                         "this was the retry after: ", "host memory"});
 }
 
 TEST_P(Foreseen, LaterBatchesBeginWithTheOtherKind) {
