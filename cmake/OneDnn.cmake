@@ -5,13 +5,8 @@ set(KVPLUG_ONEDNN_ROOT "${PROJECT_SOURCE_DIR}/deps/onednn" CACHE PATH "Folder wi
 if(NOT EXISTS "${KVPLUG_ONEDNN_ROOT}/lib/libdnnl.so.3")
   message(FATAL_ERROR "oneDNN is missing under ${KVPLUG_ONEDNN_ROOT}: run tools/setup, or configure with -DKVPLUG_WITH_MODEL=OFF")
 endif()
-set(KVPLUG_ONEDNN_VERSION "")
-foreach(part MAJOR MINOR PATCH)
-  file(STRINGS "${KVPLUG_ONEDNN_ROOT}/include/oneapi/dnnl/dnnl_version.h" line REGEX "define DNNL_VERSION_${part} ")
-  string(REGEX REPLACE ".* ([0-9]+).*" "\\1" number "${line}")
-  list(APPEND KVPLUG_ONEDNN_VERSION "${number}")
-endforeach()
-list(JOIN KVPLUG_ONEDNN_VERSION "." KVPLUG_ONEDNN_VERSION)
+include(ReadVersion)
+kvplug_read_version(KVPLUG_ONEDNN_VERSION "${KVPLUG_ONEDNN_ROOT}/include/oneapi/dnnl/dnnl_version.h" "define DNNL_VERSION_")
 
 add_library(dnnl::dnnl SHARED IMPORTED GLOBAL)
 set_target_properties(dnnl::dnnl PROPERTIES IMPORTED_LOCATION "${KVPLUG_ONEDNN_ROOT}/lib/libdnnl.so.3"

@@ -2,6 +2,7 @@
 #include "report/plan.h"
 
 #include <algorithm>
+#include <functional>
 #include <set>
 
 #include "core/accounts.h"
@@ -30,12 +31,16 @@ RunPlan plan_run(Registry& registry, const config::Run& run, const model::Descri
   RunPlan out;
   out.dtype = compute_dtype(run, model);
   out.weight_bytes = model::weight_bytes(model, out.dtype);
-  // Which one holds most is for the kind to say.
-  const std::set<BatchShape> shapes(batches.begin(), batches.end());
-  out.batch = *shapes.rbegin();
+  // A batch with no more rows than another and no longer ones holds no more; of the rest, the kind says which holds
+  // most.
+  const std::set<BatchShape, std::greater<>> shapes(batches.begin(), batches.end());
+  out.batch = *shapes.begin();
   uint64_t most = 0, cache_peak[KVP_N_TIERS] = {};
+  int64_t longest = -1;
   for (const BatchShape& shape : shapes) {
     if (!run.generation.use_cache) break;
+    if (shape.tokens <= longest) continue;
+    longest = shape.tokens;
     StackParams params;
     params.batch = shape.rows;
     params.tokens = run.generation.max_cache_len.value_or(shape.tokens);
@@ -48,7 +53,7 @@ RunPlan plan_run(Registry& registry, const config::Run& run, const model::Descri
     }
     uint64_t held = 0;
     each_bytes(plan.total.reserved, [&](int, int, uint64_t bytes) { held += bytes; });
-    if (held < most) continue;
+    if (held <= most && !out.cache.placements.empty()) continue;
     most = held;
     out.cache = std::move(plan);
     out.batch = shape;

@@ -80,15 +80,7 @@ void QuantizedCache::ensure_lists(int64_t batch, int64_t tokens, int64_t held, b
 
 void QuantizedCache::prepare(Layer& layer, const Append& a, const kvp_call& call, int64_t view_bytes) {
   const int64_t before = batch_;
-  if (a.batch != before) {
-    if (!empty()) fail(KVP_INVALID_ARGUMENT, "the batch is ", a.batch, "; the cache holds ", before, " rows");
-    try {
-      set_batch(a.batch);
-    } catch (...) {
-      set_batch(before);
-      throw;
-    }
-  }
+  sdk::change_batch(before, a.batch, empty(), [&](int64_t batch) { set_batch(batch); });
   const bool allowed = may_allocate(call);
   views_ = Block();
   const auto held_here = [&] {

@@ -89,15 +89,7 @@ void PagedCache::ensure_fixed(int64_t batch, bool may_allocate) {
 void PagedCache::prepare(int32_t index, const Append& a, const kvp_call& call, int64_t view_bytes, bool attends) {
   PagedLayer& layer = layer_at(index);
   const int64_t before = batch_;
-  if (a.batch != before) {
-    if (!empty()) fail(KVP_INVALID_ARGUMENT, "the batch is ", a.batch, "; the cache holds ", before, " rows");
-    try {
-      set_batch(a.batch);
-    } catch (...) {
-      set_batch(before);
-      throw;
-    }
-  }
+  change_batch(before, a.batch, empty(), [&](int64_t batch) { set_batch(batch); });
   const bool allowed = may_allocate(call);
   views_ = Block();
   // Summing over all layers is for the calls that took something.

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "buffer.h"
 #include "pool.h"
 
 #if defined(__x86_64__)
@@ -25,8 +26,10 @@ namespace sdk = kvplug::sdk;
 constexpr kvp_dtype kF32 = {KVP_DTYPE_FLOAT, 32, 1}, kF16 = {KVP_DTYPE_FLOAT, 16, 1}, kB16 = {KVP_DTYPE_BFLOAT, 16, 1};
 constexpr size_t kColdBytes = size_t{640} << 20;
 
+using kvplug::bench::Buffer;
 using kvplug::bench::Pool;
 using kvplug::bench::seconds;
+using kvplug::bench::tensor_of;
 
 void encode(kvp_dtype t, float x, unsigned char* to) {
   uint32_t u;
@@ -45,28 +48,6 @@ void encode(kvp_dtype t, float x, unsigned char* to) {
 float value_at(uint64_t i) {  // a multiple of 1/64 in [-1, 1): exact in every type
   i = (i + 1) * 0x9e3779b97f4a7c15ull;
   return static_cast<float>(static_cast<int64_t>(i >> 57) - 64) / 64;
-}
-
-struct Buffer {
-  unsigned char* data;
-  explicit Buffer(size_t bytes)
-      : data(static_cast<unsigned char*>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096))) {
-    std::memset(data, 0, bytes);
-  }
-  ~Buffer() { std::free(data); }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-};
-
-kvp_tensor tensor_of(void* data, kvp_dtype t, std::initializer_list<int64_t> shape) {
-  kvp_tensor out = {};
-  out.data = data, out.device_type = KVP_DEVICE_CPU;
-  out.dtype_code = t.code, out.dtype_bits = t.bits, out.dtype_lanes = t.lanes;
-  out.ndim = static_cast<int32_t>(shape.size());
-  std::copy(shape.begin(), shape.end(), out.shape);
-  int64_t stride = 1;
-  for (int i = out.ndim - 1; i >= 0; stride *= out.shape[i--]) out.strides[i] = stride;
-  return out;
 }
 
 struct Case {

@@ -169,6 +169,19 @@ class PagedLayer {
   std::vector<Held> next_held_;
 };
 
+// set(to) for an append of `to` rows, in a cache that has `from`; set(from) if that fails.
+template <class Set>
+void change_batch(int64_t from, int64_t to, bool empty, Set&& set) {
+  if (to == from) return;
+  if (!empty) fail(KVP_INVALID_ARGUMENT, "the batch is ", to, "; the cache holds ", from, " rows");
+  try {
+    set(to);
+  } catch (...) {
+    set(from);
+    throw;
+  }
+}
+
 // Beyond kMostTokens lies no machine's memory, and soon what products of 64 bits hold.
 inline void check_reserve(int64_t batch, int64_t tokens) {
   if (batch < 0 || tokens < 0) {
